@@ -21,10 +21,9 @@ from kappaplace.cli.bench import Row, wait
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import Trained
+from paper_cost import FAST, PLAIN
 from record import DEVICE, log_row, parse_options, timed
 
-FAST = ["run.precision=bf16", "run.channels_last=true", "run.compile=true"]
-PLAIN = ["run.precision=fp32", "run.channels_last=false", "run.compile=false"]
 DIRECT = ["anchors.cache=false", "anchors.learn_p=false"]
 WAYS = {"cached": FAST, "direct": [*FAST, *DIRECT], "direct fp32 eager": [*PLAIN, *DIRECT]}
 EACH = 8  # images per place
@@ -132,10 +131,8 @@ def main() -> None:
         batch=arguments.batch,
         size=arguments.size,
     )
-    seconds = {name: time for name, (time, _) in runs.items()}
-    results = {name: kappa for name, (_, kappa) in runs.items()}
-    for name in runs:
-        print(f"{name:<18} {seconds[name]:8.2f} s   mean κ {float(results[name].mean()):.4f}", flush=True)
+    for name, (seconds, kappa) in runs.items():
+        print(f"{name:<18} {seconds:8.2f} s   mean κ {float(kappa.mean()):.4f}", flush=True)
     row: dict[str, float | int | str] = {
         "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
         "backbone": arguments.backbone,
@@ -143,12 +140,13 @@ def main() -> None:
         "epochs": arguments.epochs,
         "batch": arguments.batch,
         "size": arguments.size,
-        **{f"{name} (s)": value for name, value in seconds.items()},
+        **{f"{name} (s)": seconds for name, (seconds, _) in runs.items()},
     }
     for name, title in (("direct", "direct / cached"), ("direct fp32 eager", "fp32 eager / cached")):
-        if name in seconds:
-            row[title] = seconds[name] / seconds["cached"]
-            apart = (results["cached"] - results[name]).abs() / results[name]
+        if name in runs:
+            (cached, ours), (seconds, theirs) = runs["cached"], runs[name]
+            row[title] = seconds / cached
+            apart = (ours - theirs).abs() / theirs
             row[f"largest difference of κ, cached and {name}"] = float(apart.max())
     log_row(arguments.csv, row)
 

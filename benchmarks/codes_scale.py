@@ -47,7 +47,7 @@ class Random:
         return torch.randint(low, high, (count,), generator=self.source, device=DEVICE)
 
 
-def make(count: int, asked: int, seed: int = 0) -> City:
+def make(count: int, query_count: int, seed: int = 0) -> City:
     """Create districts with places of 1 to 19 images; a query is another image of a place."""
     draw = Random(seed)
     energy = torch.arange(1, DIM + 1, device=DEVICE).float().rsqrt()
@@ -55,26 +55,26 @@ def make(count: int, asked: int, seed: int = 0) -> City:
     district, place, image = (share**0.5 for share in SHARES.values())
     districts = draw.normal(max(1, count // DISTRICT), DIM)
 
-    def images(centres: Tensor) -> Tensor:
-        return normalize((centres + image * draw.normal(*centres.shape)) @ mix, dim=1)
+    def images(centers: Tensor) -> Tensor:
+        return normalize((centers + image * draw.normal(*centers.shape)) @ mix, dim=1)
 
     references = torch.empty(count, DIM, dtype=torch.float16, device=DEVICE)
     places = torch.empty(count, dtype=torch.int64, device=DEVICE)
     queries, answers = [], []
     done = place_count = 0
     while done < count:
-        centres = district * districts[draw.integers(0, len(districts), PLACES)]
-        centres += place * draw.normal(PLACES, DIM)
+        centers = district * districts[draw.integers(0, len(districts), PLACES)]
+        centers += place * draw.normal(PLACES, DIM)
         each = draw.integers(1, MOST_IMAGES, PLACES)
         of = torch.repeat_interleave(torch.arange(PLACES, device=DEVICE), each)[: count - done]
-        references[done : done + len(of)] = images(centres[of]).half()
+        references[done : done + len(of)] = images(centers[of]).half()
         places[done : done + len(of)] = place_count + of
         there = of.unique()
-        chosen = there[draw.integers(0, len(there), max(1, 2 * asked * len(of) // count))]
-        queries.append(images(centres[chosen]))
-        answers.append(place_count + chosen)
+        selection = there[draw.integers(0, len(there), max(1, 2 * query_count * len(of) // count))]
+        queries.append(images(centers[selection]))
+        answers.append(place_count + selection)
         done, place_count = done + len(of), place_count + PLACES
-    order = torch.randperm(sum(map(len, answers)), generator=draw.source, device=DEVICE)[:asked]
+    order = torch.randperm(sum(map(len, answers)), generator=draw.source, device=DEVICE)[:query_count]
     return City(references, places, torch.cat(queries)[order], torch.cat(answers)[order])
 
 
@@ -107,8 +107,8 @@ def coded(references: Tensor, book: Codebook) -> Iterator[tuple[int, Tensor]]:
         for size in book.sizes:
             mine = slice(column, column + size)
             scale = weights[mine].sqrt()
-            centres = values[:, mine] * scale
-            nearest = ((centres**2).sum(1) / 2 - (turned[:, mine] * scale) @ centres.T).argmin(1)
+            centers = values[:, mine] * scale
+            nearest = ((centers**2).sum(1) / 2 - (turned[:, mine] * scale) @ centers.T).argmin(1)
             parts.append(values[nearest, mine])
             column += size
         decoded = torch.cat(parts, 1)
@@ -125,8 +125,8 @@ def agreement(references: Tensor, book: Codebook) -> float:
     return float(np.mean(np.abs(ours - theirs).max(1) < 1e-3))
 
 
-def measure(count: int, asked: int) -> dict[str, float | int | str]:
-    city = make(count, asked)
+def measure(count: int, query_count: int) -> dict[str, float | int | str]:
+    city = make(count, query_count)
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:SAMPLE].sort().values
     book = learn_codebook(city.references[drawn.to(DEVICE)].float().cpu().numpy())
     truth = search(city.queries, blocks_of(city.references))
@@ -136,12 +136,12 @@ def measure(count: int, asked: int) -> dict[str, float | int | str]:
     lost = 100 * (exact - codes)
     return {
         "references": count,
-        "queries": asked,
+        "queries": query_count,
         "bytes": book.width,
         "exact R@1": float(exact.mean()),
         "R@1": float(codes.mean()),
         "points lost": float(lost.mean()),
-        "standard error": float(lost.std()) / asked**0.5,
+        "standard error": float(lost.std()) / query_count**0.5,
         "recall@10": float((matches[:, :, None] == truth[:, None]).any(2).float().mean()),
         "same as Codebook": agreement(city.references[:CHECKED], book),
     }

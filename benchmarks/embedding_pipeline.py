@@ -15,7 +15,7 @@ from record import DEVICE, parse_options, report
 
 
 def main() -> None:
-    given = parse_options(
+    arguments = parse_options(
         __doc__,
         backbone="resnet50",
         size=512,
@@ -25,12 +25,12 @@ def main() -> None:
         csv=Path,
     )
     torch.manual_seed(0)
-    preprocessing = Preprocessing(given.size, "exact")
-    plain = PlaceModel.create(given.backbone, 512, "folded", preprocessing=preprocessing)
-    size = {"images": given.images, "batch_size": given.batch, "rounds": given.rounds}
-    rows = measure_embedding(plain, given.backbone, DEVICE, **size)
-    rows += measure_embedding(plain.optimize(DEVICE), f"{given.backbone} optimised", DEVICE, **size)
-    report(rows, given.csv)
+    preprocessing = Preprocessing(arguments.size, "exact")
+    plain = PlaceModel.create(arguments.backbone, 512, "folded", preprocessing=preprocessing)
+    size = {"images": arguments.images, "batch_size": arguments.batch, "rounds": arguments.rounds}
+    rows = measure_embedding(plain, arguments.backbone, DEVICE, **size)
+    rows += measure_embedding(plain.optimize(DEVICE), f"{arguments.backbone} optimised", DEVICE, **size)
+    report(rows, arguments.csv)
 
 
 if __name__ == "__main__":

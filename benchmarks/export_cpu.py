@@ -24,12 +24,11 @@ import torch
 from scipy.stats import spearmanr
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.readers.gt_json import read
+from kappaplace.data.readers.query_ref import read_gt_json
 from kappaplace.data.table import PlaceImages
 from kappaplace.models.checkpoint import load_model
 from kappaplace.models.export import Exported, ExportOptions, export_model
-from kappaplace.models.export.formats import convert
-from kappaplace.models.export.graph import probe_images
+from kappaplace.models.export.formats import convert, probe_images
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings
 from kappaplace_city import SyntheticCity, write_city
@@ -53,7 +52,7 @@ def main() -> None:
         csv=Path,
     )
     with tempfile.TemporaryDirectory() as folder:
-        table = read(args.data) if args.data else _city(Path(folder))
+        table = read_gt_json(args.data) if args.data else _city(Path(folder))
         for name in args.models:
             for row in measure(name, args, table, Path(folder)):
                 log_row(args.csv, row)

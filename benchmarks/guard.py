@@ -53,8 +53,8 @@ def read(source: Path, references: int) -> PlaceImages:
         return table
     lists = [np.asarray(table.positives().of(row)) for row in range(len(table.query_rows))]
     rows = [row for row, own in enumerate(lists) if (own < references).any()]
-    chosen = np.concatenate([table.query_rows[rows], table.reference_rows[:references]])
-    return table.select(np.sort(chosen))
+    selection = np.concatenate([table.query_rows[rows], table.reference_rows[:references]])
+    return table.select(np.sort(selection))
 
 
 class CachedMap(PlaceMap):
@@ -202,21 +202,21 @@ def main() -> None:
     parser.add_argument("--max-risk", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path)
-    given = parser.parse_args()
-    options = CalibrateOptions(given.max_risk, 0.9, thin=False, seed=given.seed)
+    arguments = parser.parse_args()
+    options = CalibrateOptions(arguments.max_risk, 0.9, thin=False, seed=arguments.seed)
     tables = {}
-    for word in given.sets:
+    for word in arguments.sets:
         name, _, source = word.partition("=")
         source, _, references = source.partition(":")
         tables[name] = read(Path(source), int(references or 0))
     for name, table in tables.items():
-        if given.only and name != given.only:
+        if arguments.only and name != arguments.only:
             continue
         others = [other for key, other in tables.items() if key[:FAMILY] != name[:FAMILY]]
         for row in measured(name, table, others, options):
             print(row, flush=True)
-            if given.csv:
-                append_row(given.csv, row)
+            if arguments.csv:
+                append_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def measure_fidelity(
     ``recall=True`` only for trained models, because random weights hardly distinguish images.
     """
     plain = model.to(device).eval()
-    fast = plain.optimize(device, way=way)
+    fast = plain.optimize(device, form=way)
     blocks, spacing = district
     views = SyntheticCity(0, (blocks, blocks)).views(
         "test", spacing=spacing, queries=queries, query_strength=0.6
@@ -55,7 +55,7 @@ def measure_fidelity(
         hits = positives.hits(search(query.descriptor, reference.descriptor, 10).indices)
         recalls.append({k: 100 * recall_at(hits, k) for k in (1, 5, 10)})
         embedded.append([_tensors(query), _tensors(reference)])
-    name = f"{fast.way} {str(fast.dtype).removeprefix('torch.')}, {model.architecture.backbone}"
+    name = f"{fast.form} {str(fast.dtype).removeprefix('torch.')}, {model.architecture.backbone}"
     row = partial(Row, "inference", f"{name}, {queries} queries in the city, {device.type}")
     apart = [fidelity(a, b) for a, b in zip(*embedded, strict=True)]
     cosine, spread = min(part.cosine for part in apart), max(part.spread for part in apart)
@@ -76,7 +76,7 @@ def _tensors(embedded: Embeddings) -> Embeddings:
 
 def main() -> None:
     on_gpu = DEVICE.type == "cuda"
-    given = parse_options(
+    arguments = parse_options(
         __doc__,
         backbone="resnet50",
         size=512,
@@ -90,15 +90,17 @@ def main() -> None:
         csv=Path,
     )
     torch.manual_seed(0)
-    model = PlaceModel.create(given.backbone, 512, "folded", preprocessing=Preprocessing(given.size, "exact"))
-    rounds = Rounds(given.runs, given.rounds, 20 if on_gpu else 3)
-    rows = measure_speed(model, DEVICE, given.batches, rounds, ways=given.ways)
-    trained = load_model(given.model)
+    model = PlaceModel.create(
+        arguments.backbone, 512, "folded", preprocessing=Preprocessing(arguments.size, "exact")
+    )
+    rounds = Rounds(arguments.runs, arguments.rounds, 20 if on_gpu else 3)
+    rows = measure_speed(model, DEVICE, arguments.batches, rounds, ways=arguments.ways)
+    trained = load_model(arguments.model)
     for one in (trained, model):
-        for way in given.ways:
-            options = {"queries": given.queries, "size": given.city_size, "recall": one is trained}
+        for way in arguments.ways:
+            options = {"queries": arguments.queries, "size": arguments.city_size, "recall": one is trained}
             rows += measure_fidelity(one, DEVICE, way=way, **options)
-    report(rows, given.csv)
+    report(rows, arguments.csv)
 
 
 if __name__ == "__main__":

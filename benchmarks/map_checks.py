@@ -29,8 +29,7 @@ from exact_search import descriptors
 from kappaplace import PlaceMap, load_model
 from kappaplace.cli.bench import Row
 from kappaplace.files import sealed
-from kappaplace.maps.store import manifest
-from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps.store import MapStore, manifest
 from kappaplace.maps.store.schema import Guard
 from kappaplace.records import to_plain
 from record import parse_options, report
@@ -136,5 +135,5 @@ def measure_checks(references: int, images: int) -> list[Row]:
 
 
 if __name__ == "__main__":
-    given = parse_options(__doc__, references=50_000, images=64)
-    report(measure_checks(given.references, given.images), None)
+    args = parse_options(__doc__, references=50_000, images=64)
+    report(measure_checks(args.references, args.images), None)

@@ -1,4 +1,4 @@
-"""Every metric from its definition as a plain loop over queries, for comparison with the package."""
+"""Metrics from their definitions as plain loops over queries, for comparison with the package."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ class Data(NamedTuple):
     def first(self, queries: int) -> Data:
         return Data(*(part[:queries] for part in self))
 
-    def lists(self) -> Data:
-        return Data(*(part.tolist() for part in self))
-
 
 def made_up(queries: int) -> Data:
     rng = np.random.default_rng(0)
@@ -55,12 +52,12 @@ def loop_recall(hits: Table, k: int) -> float:
 def loop_map(hits: Table, positives: Values, k: int) -> float:
     total = 0.0
     for row, count in zip(hits, positives, strict=True):
-        found, summed = 0, 0.0
+        correct, total_precision = 0, 0.0
         for place, hit in enumerate(row[:k], start=1):
             if hit:
-                found += 1
-                summed += found / place
-        total += summed / max(1, min(k, count))
+                correct += 1
+                total_precision += correct / place
+        total += total_precision / max(1, min(k, count))
     return total / len(hits)
 
 
@@ -113,22 +110,6 @@ def loop_auroc(uncertainty: Values, success: Values) -> float:
     return area / (before_right * (before_accepted - before_right))
 
 
-def loop_auc_pr(uncertainty: Values, success: Values) -> float:
-    area, before = 0.0, 0
-    for accepted, right in loop_curve(uncertainty, success):
-        area += (right - before) * right / accepted
-        before = right
-    return area / before
-
-
-def loop_r100p(uncertainty: Values, success: Values) -> float:
-    sure = 0
-    for accepted, right in loop_curve(uncertainty, success):
-        if right == accepted:
-            sure = right
-    return sure / sum(success)
-
-
 def loop_aurc(uncertainty: Values, success: Values) -> float:
     area, before = 0.0, 0
     for accepted, right in loop_curve(uncertainty, success):
@@ -137,63 +118,8 @@ def loop_aurc(uncertainty: Values, success: Values) -> float:
     return area / before
 
 
-def loop_e_aurc(uncertainty: Values, success: Values) -> float:
-    best = loop_aurc(list(range(len(success))), sorted(success, reverse=True))
-    return loop_aurc(uncertainty, success) - best
-
-
-def loop_augrc(uncertainty: Values, success: Values) -> float:
-    area, before_accepted, before_wrong = 0.0, 0, 0
-    for accepted, right in loop_curve(uncertainty, success):
-        wrong = accepted - right
-        area += (accepted - before_accepted) * (wrong + before_wrong) / 2
-        before_accepted, before_wrong = accepted, wrong
-    return area / before_accepted**2
-
-
-def loop_coverage(uncertainty: Values, success: Values, risk: float) -> float:
-    best = 0
-    for accepted, right in loop_curve(uncertainty, success):
-        if (accepted - right) / accepted <= risk:
-            best = accepted
-    return best / len(success)
-
-
-def loop_bins(values: Values, success: Values, bins: int = 15) -> list[tuple[int, float, float]]:
-    """Return count, mean probability and success of bins of equal size; ties stay together."""
-    first: dict[float, int] = {}
-    last: dict[float, int] = {}
-    for rank, value in enumerate(sorted(values)):
-        first.setdefault(value, rank)
-        last[value] = rank
-    found: dict[int, list[tuple[float, bool]]] = {}
-    for value, ok in zip(values, success, strict=True):
-        middle = (first[value] + last[value] + 1) * bins // (2 * len(values))
-        found.setdefault(middle, []).append((value, ok))
-    return [
-        (len(rows), sum(p for p, _ in rows) / len(rows), sum(ok for _, ok in rows) / len(rows))
-        for rows in found.values()
-    ]
-
-
-def loop_equal_mass(values: Values, success: Values) -> float:
-    return sum(n * abs(y - p) for n, p, y in loop_bins(values, success)) / len(values)
-
-
-def loop_debiased(values: Values, success: Values) -> float:
-    square = 0.0
-    for n, p, y in loop_bins(values, success):
-        square += n * ((y - p) ** 2 - y * (1 - y) / max(1, n - 1))
-    return math.sqrt(max(0.0, square / len(values)))
-
-
 def loop_brier(values: Values, success: Values) -> float:
     return sum((p - ok) ** 2 for p, ok in zip(values, success, strict=True)) / len(values)
-
-
-def loop_resolution(values: Values, success: Values) -> float:
-    base = sum(success) / len(success)
-    return sum(n * (y - base) ** 2 for n, _, y in loop_bins(values, success)) / len(values)
 
 
 def loop_log_loss(values: Values, success: Values) -> float:
@@ -272,19 +198,8 @@ def at(k: int) -> list[Task]:
 METRICS = [
     *(task for k in (1, 5, 10, MATCHES) for task in at(k)),
     scored("AUROC", selective.auroc, loop_auroc),
-    scored("AUC-PR", selective.auc_pr, loop_auc_pr),
-    scored("R@100%P", selective.recall_at_full_precision, loop_r100p),
     scored("AURC", selective.aurc, loop_aurc),
-    scored("E-AURC", selective.e_aurc, loop_e_aurc),
-    scored("AUGRC", selective.augrc, loop_augrc),
-    *(
-        scored(f"coverage@{risk:.0%}", selective.coverage_at_risk, loop_coverage, risk)
-        for risk in selective.RISKS
-    ),
     probable("smooth ECE", smooth_ece, loop_smooth, tolerance=5e-3),
-    probable("equal-mass ECE", probability.equal_mass_ece, loop_equal_mass),
-    probable("debiased ECE", probability.debiased_ece, loop_debiased),
     probable("Brier", probability.brier, loop_brier),
-    probable("Brier resolution", lambda p, s: probability.brier_parts(p, s).resolution, loop_resolution),
     probable("log-loss", probability.log_loss, loop_log_loss),
 ]

@@ -85,8 +85,8 @@ def measure_overhead(setting: Setting, ways: Sequence[str] = ("auto",)) -> list[
         add("kernels, {}, eager float32", starts, "", None)
     latency(variants, "eager float32", EAGER_LIMITS)
     for way in ways:
-        fast = {name: model.optimize(device, way=way) for name, model in variants.items()}
-        latency(fast, f"optimised ({fast['base'].way})", dict.fromkeys(HEADS, COMPILED_LIMIT))
+        fast = {name: model.optimize(device, form=way) for name, model in variants.items()}
+        latency(fast, f"optimised ({fast['base'].form})", dict.fromkeys(HEADS, COMPILED_LIMIT))
     return rows
 
 
@@ -138,7 +138,7 @@ def _quiet() -> Iterator[None]:
 
 def main() -> None:
     on_gpu = DEVICE.type == "cuda"
-    given = parse_options(
+    arguments = parse_options(
         __doc__,
         backbone="resnet50" if on_gpu else "efficientnet_lite0",
         size=512,
@@ -148,8 +148,11 @@ def main() -> None:
         ways=["auto"],
         csv=Path,
     )
-    rounds = Rounds(given.runs, given.rounds, given.warm_up)
-    report(measure_overhead(Setting(given.backbone, given.size, DEVICE, rounds), given.ways), given.csv)
+    rounds = Rounds(arguments.runs, arguments.rounds, arguments.warm_up)
+    report(
+        measure_overhead(Setting(arguments.backbone, arguments.size, DEVICE, rounds), arguments.ways),
+        arguments.csv,
+    )
 
 
 if __name__ == "__main__":

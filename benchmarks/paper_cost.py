@@ -48,9 +48,9 @@ if importlib.util.find_spec("rich") is None:  # a bare GPU machine: only the pro
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.training.assembly import Assembly
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import recipe_named, settings_for
+from kappaplace.training.run import Assembly
 from kappaplace.training.start import Engine, starting_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -130,9 +130,9 @@ def efficiency(backbone: str, size: int) -> Iterator[tuple[str, str, float]]:
             torch.cuda.empty_cache()
 
 
-def noise(count: int, size: int) -> TrainingSet:
+def noise(count: int, size: int, device: torch.device = DEVICE) -> TrainingSet:
     """Create places of four images each; their content does not change the time."""
-    images = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, device=DEVICE)
+    images = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, device=device)
     positions = np.stack([np.arange(count) // EACH * 10.0 + 5, np.full(count, 5.0)], 1)
     return TrainingSet(images, positions)
 
@@ -151,8 +151,8 @@ def step_seconds(recipe: str, options: list[str], data: TrainingSet, batch: int,
     common = [
         "model.pretrained=false",
         f"model.size={size}",
-        f"optimiser.batch_size={batch}",
-        f"optimiser.iterations={warm + steps}",
+        f"optimizer.batch_size={batch}",
+        f"optimizer.iterations={warm + steps}",
         f"classes.min_images={EACH}",
         "classes.groups_per_axis=1",
         "run.trackers=[]",
@@ -164,7 +164,8 @@ def step_seconds(recipe: str, options: list[str], data: TrainingSet, batch: int,
         PlaceModel.create(settings.model.backbone, 512, "none", pretrained=False) if how.needs_start else None
     )
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine.create(settings.run, "" if DEVICE.type == "cuda" else "cpu", Path(folder))
+        device = "" if data.images.device.type == "cuda" else "cpu"  # the engine selects the GPU
+        engine = Engine.create(settings.run, device, Path(folder))
         model = starting_model(settings, how, source)
         loop = Assembly(settings, how, data, Path(folder), None, model, engine, lambda line: None).loop()
         model.train()

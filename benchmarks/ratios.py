@@ -50,16 +50,16 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
 
 
 def main() -> int:
-    given = parse_options(
+    arguments = parse_options(
         __doc__, only=Option(list(PARTS), choices=list(PARTS)), out=Path("build/bench"), check=Path
     )
-    before = read_ratios(given.check) if given.check else {}  # fail before measuring
-    rows = [row for name in given.only for row in PARTS[name]()]
+    before = read_ratios(arguments.check) if arguments.check else {}  # fail before measuring
+    rows = [row for name in arguments.only for row in PARTS[name]()]
     show(rows)
-    save_rows(given.out / "ratios.csv", [dated(row.record()) for row in rows])
+    save_rows(arguments.out / "ratios.csv", [dated(row.record()) for row in rows])
     shared, lines = compare_ratios(rows, before)
-    if given.check:
-        print(*lines, f"{shared} ratios compared with {given.check}, {len(lines)} worse.", sep="\n")
+    if arguments.check:
+        print(*lines, f"{shared} ratios compared with {arguments.check}, {len(lines)} worse.", sep="\n")
     return int(bool(lines))
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.risk import METHODS, RiskRefused
 from record import append_row
@@ -45,7 +46,7 @@ def main() -> None:
     """Print and store one row per method and number of incorrect labels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--csv", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     for incorrect in (0, 1, 2):
         for method in METHODS:
             outcomes = [trial(seed, method, incorrect) for seed in range(SEEDS)]
@@ -66,8 +67,8 @@ def main() -> None:
                 "granted at the number named": round(float(np.mean(again)), 2) if again else "",
             }
             print(row)
-            if given.csv:
-                append_row(given.csv, row)
+            if arguments.csv:
+                append_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

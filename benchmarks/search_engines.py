@@ -40,8 +40,8 @@ def make(folder: Path, references: int, seed: int = 0, query_count: int = QUERIE
     def noise(rows: int) -> NDArray[np.float32]:
         return rng.standard_normal((rows, DIM), np.float32)
 
-    def images(centres: NDArray[np.float32]) -> NDArray[np.float32]:
-        wide = (centres + image * noise(len(centres))) @ mix
+    def images(centers: NDArray[np.float32]) -> NDArray[np.float32]:
+        wide = (centers + image * noise(len(centers))) @ mix
         return wide / np.linalg.norm(wide, axis=1, keepdims=True)
 
     descriptors = np.lib.format.open_memmap(
@@ -50,22 +50,22 @@ def make(folder: Path, references: int, seed: int = 0, query_count: int = QUERIE
     places = np.empty(references, np.int64)
     districts = noise(max(1, references // 2000))
     queries, answers = [], []
-    done = known = 0
+    done = place_count = 0
     while done < references:
         count = 2000
-        centres = district * districts[rng.integers(len(districts), size=count)] + place * noise(count)
+        centers = district * districts[rng.integers(len(districts), size=count)] + place * noise(count)
         of = np.repeat(np.arange(count), rng.integers(1, 20, count))[: references - done]
-        descriptors[done : done + len(of)] = images(centres[of])
-        places[done : done + len(of)] = known + of
-        asked = rng.choice(np.unique(of), max(1, 2 * query_count * len(of) // references))
-        queries.append(images(centres[asked]))
-        answers.append(known + asked)
-        done, known = done + len(of), known + count
+        descriptors[done : done + len(of)] = images(centers[of])
+        places[done : done + len(of)] = place_count + of
+        query_places = rng.choice(np.unique(of), max(1, 2 * query_count * len(of) // references))
+        queries.append(images(centers[query_places]))
+        answers.append(place_count + query_places)
+        done, place_count = done + len(of), place_count + count
     descriptors.flush()
-    chosen = rng.permutation(sum(map(len, answers)))[:query_count]
+    selection = rng.permutation(sum(map(len, answers)))[:query_count]
     np.save(folder / "places.npy", places)
-    np.save(folder / "queries.npy", np.concatenate(queries)[chosen])
-    np.save(folder / "answers.npy", np.concatenate(answers)[chosen])
+    np.save(folder / "queries.npy", np.concatenate(queries)[selection])
+    np.save(folder / "answers.npy", np.concatenate(answers)[selection])
 
 
 def coded(descriptors: NDArray[np.float16]) -> Coded:

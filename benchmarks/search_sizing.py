@@ -10,13 +10,13 @@ and 128 GB of memory, 96 GB for the index.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
-ENGINES = ("ivf-pq",)
+ENGINE = "ivf-pq"
 SIZES = (10**6, 10**8, 10**10)
 DISK = {"float16": 1024, "pq": 128}  # bytes of a descriptor of 512 numbers
 BESIDE = 60  # κ, position, a name of 40 letters
@@ -49,9 +49,9 @@ def exact_core_ms(rows: list[dict[str, str]]) -> float:
     return min(prices)
 
 
-def slope(rows: list[dict[str, str]], engine: str, exact: float) -> Slope:
+def slope(rows: list[dict[str, str]], exact: float) -> Slope:
     # The last row of each size is the current version of the engine.
-    own = {int(row["references"]): row for row in rows if row["engine"] == engine}
+    own = {int(row["references"]): row for row in rows if row["engine"] == ENGINE}
     part = max(own)
     price = exact * part / 1e6 / float(own[part]["speed in batches"])
     return Slope(part, float(own[part]["bytes a reference"]), price)
@@ -69,36 +69,29 @@ def duration(ms: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("csv", type=Path)
-    rows = read(parser.parse_args().csv)
+    rows = read(Path(sys.argv[1]))
     exact = exact_core_ms(rows)
-    print(f"exact: {exact:.3g} core ms per query and million references\n")
-    slopes = {engine: slope(rows, engine, exact) for engine in ENGINES}
-    print("| engine | measured up to | bytes per reference | core time per query and million |")
-    print("|---|---|---|---|")
-    for engine, s in slopes.items():
-        print(f"| `{engine}` | {s.part:,} | {s.bytes:.0f} | {duration(s.core_ms / s.part * 1e6)} |")
+    measured = slope(rows, exact)
+    print(f"exact: {exact:.3g} core ms per query and million references")
     print(
-        "\n| references | engine | disk float16 / pq | memory | machines | core time per query | on all "
-        "cores |"
+        f"{ENGINE}, measured up to {measured.part:,}: {measured.bytes:.0f} bytes per reference, "
+        f"{duration(measured.core_ms / measured.part * 1e6)} core time per query and million\n"
+    )
+    print(
+        "| references | engine | disk float16 / pq | memory | machines | core time per query | on all cores |"
     )
     print("|---|---|---|---|---|---|---|")
     for count in SIZES:
         disk = " / ".join(size(count * (stored + BESIDE)) for stored in DISK.values())
-        for engine, s in slopes.items():
-            cost = count / s.part * s.core_ms
-            machines = max(1, math.ceil(count * s.bytes / MEMORY))
-            wall = duration(cost / (machines * CORES))
-            print(
-                f"| {count:.0e} | `{engine}` | {disk} | {size(count * s.bytes)} | {machines} | "
-                f"{duration(cost)} | {wall} |"
-            )
+        machines = max(1, math.ceil(count * measured.bytes / MEMORY))
+        index = size(count * measured.bytes), machines, count / measured.part * measured.core_ms
         machines = max(1, math.ceil(count * (DISK["float16"] + BESIDE) / 4e12))
-        print(
-            f"| {count:.0e} | `exact` | {disk} | one block | {machines} | {duration(exact * count / 1e6)} | "
-            f"{duration(exact * count / 1e6 / (machines * CORES))} |"
-        )
+        blocks = "one block", machines, exact * count / 1e6
+        for engine, (memory, machines, cost) in ((ENGINE, index), ("exact", blocks)):
+            on_all = duration(cost / (machines * CORES))
+            print(
+                f"| {count:.0e} | `{engine}` | {disk} | {memory} | {machines} | {duration(cost)} | {on_all} |"
+            )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune import self_calibrate
 from kappaplace.maps.tune.calibrate import MATCHES, _by_position
 from kappaplace.metrics import brier, log_loss
-from kappaplace.retrieval.retrieve import retrieve
+from kappaplace.retrieval.evidence import retrieve
 from kappaplace_city import CityViews, SyntheticCity
 from record import log_row, parse_options
 

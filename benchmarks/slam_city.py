@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.data.poses import distance_travelled
+from kappaplace.data.poses import distance_traveled
 from kappaplace.reports.figures import COLORS, PLOT_STYLE, new_figure
 from kappaplace.reports.runs import draw_trajectory
 from kappaplace.slam import Frame, LoopCloser
@@ -84,9 +84,9 @@ class Drive:
     def plausible(self) -> np.ndarray:
         """Whether a hard gate on odometry accepts each proposal."""
         query, match = self.values("query"), self.values("match")
-        position, travelled = self.route.odometry[:, :2], distance_travelled(self.route.odometry)
+        position, traveled = self.route.odometry[:, :2], distance_traveled(self.route.odometry)
         gap = np.hypot(*(position[query] - position[match]).T)
-        return gap <= GATE * 0.05 * (travelled[query] - travelled[match]) + 10.0
+        return gap <= GATE * 0.05 * (traveled[query] - traveled[match]) + 10.0
 
 
 def main() -> None:

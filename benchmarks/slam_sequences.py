@@ -23,13 +23,13 @@ from scipy.sparse import csr_matrix
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import features_of
-from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.poses import between
 from kappaplace.metrics import auroc
-from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.evidence import Evidence, retrieve
 from kappaplace.retrieval.references import ArrayReferences, Queries
-from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.slam.calibrate import WITH_KAPPA
 from kappaplace.slam.evaluation import same_place
 from kappaplace.slam.sequence import HistogramFilter, PoseMotion, RouteMotion, average_scores, place_matrix

@@ -5,73 +5,22 @@ python benchmarks/train_throughput.py [--backbone resnet50] [--size 512] [--batc
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from cached_pt import FAST, PLAIN
-from kappaplace.cli.bench import Row, wait
-from kappaplace.training.assembly import Assembly
+from kappaplace.cli.bench import Row
 from kappaplace.training.images import TrainingSet
-from kappaplace.training.recipes import recipe_named, settings_for
-from kappaplace.training.start import Engine, starting_model
+from paper_cost import FAST, PLAIN, noise, step_seconds
 from record import DEVICE, log_row, parse_options
 
-BARE = [
-    "augment.brightness=0",
-    "augment.contrast=0",
-    "augment.saturation=0",
-    "augment.hue=0",
-    "augment.scale=1",
-]
-
-
-WARM_UP = 5
-EACH = 4  # images per place
+BARE = [f"augment.{name}=0" for name in ("brightness", "contrast", "saturation", "hue")] + ["augment.scale=1"]
 
 
 def step_rate(options: Sequence[str], data: TrainingSet, batch: int, steps: int) -> float:
-    """Return images per second with augmentation, after the first steps."""
-    assert isinstance(data.images, torch.Tensor)
-    device = data.images.device
-    settings = settings_for(
-        "kappa-jt",
-        "",
-        [
-            "model.pretrained=false",
-            f"model.size={data.images.shape[-1]}",
-            f"optimizer.batch_size={batch}",
-            f"optimizer.iterations={WARM_UP + steps}",
-            f"classes.min_images={EACH}",
-            "classes.groups_per_axis=1",
-            "run.trackers=[]",
-            *options,
-        ],
-    )
-    recipe = recipe_named("kappa-jt")
-    with tempfile.TemporaryDirectory() as folder:
-        # The engine selects a GPU on its own.
-        engine = Engine.create(settings.run, "cpu" if device.type == "cpu" else "", Path(folder))
-        model = starting_model(settings, recipe)
-        loop = Assembly(settings, recipe, data, Path(folder), None, model, engine, lambda line: None).loop()
-        model.train()
-        loop.steps.run(0, 0, WARM_UP)
-        wait(device)
-        start = time.perf_counter()
-        loop.steps.run(0, WARM_UP, WARM_UP + steps)
-        wait(device)
-        return steps * batch / (time.perf_counter() - start)
-
-
-def noise(count: int, size: int, device: torch.device) -> TrainingSet:
-    """Create places of four images each; their content does not change the time."""
-    images = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, device=device)
-    positions = np.stack([np.arange(count) // EACH * 10.0 + 5, np.full(count, 5.0)], 1)
-    return TrainingSet(images, positions)
+    """Return images per second of joint training, after the first steps."""
+    return batch / step_seconds("kappa-jt", list(options), data, batch, steps)
 
 
 def measure_steps(device: torch.device, *, batch: int, steps: int) -> list[Row]:

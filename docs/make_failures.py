@@ -85,7 +85,7 @@ def _row(table: PlaceImages, cause: str, query: int, found: int, truth: int, ans
     def pixels(row: int) -> np.ndarray:
         return np.asarray(Image.open(table.root / str(table.paths[row])).convert("RGB"))
 
-    metres = [np.linalg.norm(table.positions[row] - table.positions[query]) for row in (found, truth)]
+    meters = [np.linalg.norm(table.positions[row] - table.positions[query]) for row in (found, truth)]
     return GalleryRow(
         cause,
         pixels(query),
@@ -93,8 +93,8 @@ def _row(table: PlaceImages, cause: str, query: int, found: int, truth: int, ans
         [pixels(found), pixels(truth)],
         [False, True],
         [
-            f"found, {metres[0]:,.0f} m away, P {answer.probability:.2f}",
-            f"nearest reference, {metres[1]:.0f} m",
+            f"found, {meters[0]:,.0f} m away, P {answer.probability:.2f}",
+            f"nearest reference, {meters[1]:.0f} m",
         ],
     )
 

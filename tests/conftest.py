@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from hypothesis import settings
 from kappaplace.cli.main import _keep_memory
 from kappaplace.data.images import Preprocessing
 from kappaplace.models.place_model import PlaceModel
+
+if TYPE_CHECKING:
+    from tests.maps.trip import Trip
 
 # Development looks for new counter-examples in every run; continuous integration repeats one set of them.
 settings.register_profile("ci", derandomize=True)
@@ -38,6 +42,14 @@ def _few_threads() -> None:
 def tiny() -> PlaceModel:
     """An untrained model that embeds a 64×64 image in a millisecond."""
     return PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
+
+
+@pytest.fixture(scope="session")
+def trip(tmp_path_factory: pytest.TempPathFactory) -> Trip:
+    """A calibrated map with latitude and longitude, and photos without."""
+    from tests.maps.trip import write_trip
+
+    return write_trip(tmp_path_factory.mktemp("trip"))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=247, code_lines=34810, all_code_lines=42270, wide_functions=0, any_lines=87
+    files=228, code_lines=35756, all_code_lines=42777, wide_functions=0, any_lines=84
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 
@@ -31,6 +31,12 @@ LIMITS = architecture.Counts(
   checksums of indexes, embeddings, calibrations and exports (files +1, code lines +350, all +455).
 - Patches stored in the map: codes and their codebook, the pass that computes them, storing them in older
   maps, their exchange, a benchmark (files +2, code lines +620, all +770, Any +1).
+- `kappaplace audit`: thresholds of any system, intervals for clustered answers, readers of logs and of two
+  other projects, whose pickles have one parser with the ground truth (files +6, code lines +580).
+- `kappaplace geotag`: plans, XMP and EXIF without changing photos, a journal, a page; benchmarks of it and of
+  fixed constants (files +3, code lines +714, all +952).
+- Published encoders: their records, patches and single images for any encoder, messages; whitening of maps
+  and its benchmark (files +3, code lines +520, all +630).
 """
 
 
@@ -62,7 +68,7 @@ def test_there_is_no_other_protocol() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
     }
-    steps = {"models.encoder.Encoder", "retrieval.references.References", "retrieval.engine.Engine"}
+    steps = {"models.encoder.Encoder", "retrieval.references.References"}
     assert protocols == {*steps, "retrieval.codes.Column", "records.Record"}
 
 
@@ -73,7 +79,7 @@ def test_one_module_builds_the_evidence() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Evidence"
     }
-    assert builders == {"retrieval.retrieve"}
+    assert builders == {"retrieval.evidence"}
 
 
 @pytest.fixture(scope="module")

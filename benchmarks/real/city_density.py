@@ -34,20 +34,20 @@ def main() -> None:
     model = load_model(arguments.model)
     city = SyntheticCity(1, (3, 3), aliased=0.12, featureless=0.12)
     views = city.views("test", spacing=5.0, strength=0.5, seed=0)
-    found = model.embed(list(views.render(arguments.size)))
+    embeddings = model.embed(list(views.render(arguments.size)))
     query_rows, reference_rows = np.flatnonzero(views.is_query), np.flatnonzero(~views.is_query)
-    query = found.take(query_rows)
+    query = embeddings.take(query_rows)
     # Remove whole positions with all directions: a place must not lose its only matching view.
     stop = np.unique(views.positions[reference_rows], axis=0, return_inverse=True)[1].ravel()
     rows: list[dict[str, float | int | str]] = []
     for step in STEPS:
-        kept = reference_rows[stop % step == 0]
-        positives = positives_within(views.positions[query_rows], views.positions[kept], RADIUS)
-        asked = np.flatnonzero(positives.counts > 0)
-        some, reference = query.take(asked), found.take(kept)
+        subset = reference_rows[stop % step == 0]
+        positives = positives_within(views.positions[query_rows], views.positions[subset], RADIUS)
+        answerable = np.flatnonzero(positives.counts > 0)
+        some, reference = query.take(answerable), embeddings.take(subset)
         matches = search(some.descriptor, reference.descriptor, 20)
-        right = positives.hits(matches.indices[:, :1], asked)[:, 0]
-        evidence = Evidence(Queries(some), ArrayReferences(reference, views.positions[kept]), matches)
+        right = positives.hits(matches.indices[:, :1], answerable)[:, 0]
+        evidence = Evidence(Queries(some), ArrayReferences(reference, views.positions[subset]), matches)
         for name in NAMES:
             score = SCORES[name]
             u = score.query(evidence)
@@ -55,8 +55,8 @@ def main() -> None:
             rows.append(
                 {
                     "every": step,
-                    "references": len(kept),
-                    "queries": len(asked),
+                    "references": len(subset),
+                    "queries": len(answerable),
                     "score": name,
                     "R@1": round(float(right.mean()), 4),
                     "ECE@1": round(expected_calibration_error(u, right, tails), 4),

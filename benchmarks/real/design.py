@@ -66,8 +66,8 @@ def main() -> None:
         }
         for share in SHARES:
             model = between(start, tuned, share).to(device).eval()  # type: ignore[arg-type]
-            found = search(embed(model, query).descriptor, embed(model, reference).descriptor, 1)
-            right = table.positives().hits(found.indices)[:, 0]
+            matches = search(embed(model, query).descriptor, embed(model, reference).descriptor, 1)
+            right = table.positives().hits(matches.indices)[:, 0]
             row[f"R@1 at {share:g}"] = round(float(right.mean()), 4)
         log_row(arguments.csv, row)
 

@@ -46,7 +46,7 @@ HEAD = [
 ]
 MILD, HEAVY = ["augment.damage=0.6"], ["augment.damage=0.95"]
 MANY = [*HEAVY, "anchors.source=clean", "anchors.views=8", "optimizer.epochs=60"]
-COLOUR = [f"augment.{name}={value}" for name, value in (("brightness", 0.4), ("contrast", 0.4), ("hue", 0.1))]
+COLOR = [f"augment.{name}={value}" for name, value in (("brightness", 0.4), ("contrast", 0.4), ("hue", 0.1))]
 # name: (encoder, recipe, options). docs/real_images.md explains the comparisons.
 HEADS: dict[str, tuple[str, str, list[str]]] = {
     "pt-paper": ("retrieval", "kappa-pt", []),
@@ -70,7 +70,7 @@ HEADS: dict[str, tuple[str, str, list[str]]] = {
     "layers-mlp": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=clean", "model.head=layers-mlp"]),
     "layers-8": ("contrastive", "kappa-pt", [*MANY, "model.head=layers"]),
     "layers-mlp-8": ("contrastive", "kappa-pt", [*MANY, "model.head=layers-mlp"]),
-    "layers-mlp-8-colour": ("contrastive", "kappa-pt", [*MANY, *COLOUR, "model.head=layers-mlp"]),
+    "layers-mlp-8-colour": ("contrastive", "kappa-pt", [*MANY, *COLOR, "model.head=layers-mlp"]),
     "imagenet-layers-mlp-8": ("imagenet", "kappa-pt", [*MANY, "model.head=layers-mlp"]),
     "places-layers": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=places", "model.head=layers"]),
 }

@@ -91,7 +91,7 @@ def main() -> None:
     start = start_model(
         arguments.backbone, arguments.weights / f"{arguments.backbone}.pt", data.images, device
     )
-    hurt = {name: damaged(p.query, name) for name, p in pixels.items()}
+    degraded_queries = {name: damaged(p.query, name) for name, p in pixels.items()}
     log("loaded")
     columns: Columns = {}
     stages = [stage for stage in STAGES if stage in arguments.stages.split(",")]
@@ -99,7 +99,7 @@ def main() -> None:
         lab = Lab(start, data, Path(temporary), arguments.seed, arguments.more, arguments.heads)
         for stage in stages:
             encoder, heads = lab.models(stage)
-            evaluate(stage, encoder.to(device).eval(), heads, pixels, hurt, columns)
+            evaluate(stage, encoder.to(device).eval(), heads, pixels, degraded_queries, columns)
             log("evaluated", stage)
             if arguments.out:  # after each stage, so that an interrupted run keeps its results
                 keep(arguments, columns, heads)
@@ -160,32 +160,32 @@ def evaluate(
     encoder: AnyModel,
     heads: dict[str, AnyModel],
     pixels: dict[str, Pixels],
-    hurt: dict[str, tuple[torch.Tensor, np.ndarray, np.ndarray]],
+    degraded_queries: dict[str, tuple[torch.Tensor, np.ndarray, np.ndarray]],
     columns: Columns,
 ) -> None:
     """Compute all columns of an encoder and its heads."""
     device = next(encoder.parameters()).device
     clean = {s: (embed(encoder, p.query), embed(encoder, p.reference)) for s, p in pixels.items()}
-    damage = {s: embed(encoder, hurt[s][0]) for s in pixels}
+    damage = {s: embed(encoder, degraded_queries[s][0]) for s in pixels}
     with_maps = name in ("contrastive", "imagenet")
     plain: dict[str, Columns] = {}
 
-    def put(prefix: str, found: Columns) -> None:
-        for column, values in found.items():
+    def put(prefix: str, results: Columns) -> None:
+        for column, values in results.items():
             columns[f"{prefix}/{column}"] = values
 
     for s, p in pixels.items():
         reference_maps = maps_of(encoder, p.reference) if with_maps else None  # type: ignore[arg-type]
         for variant, query, images in (
             ("clean", clean[s][0], p.query),
-            ("damaged", damage[s], hurt[s][0]),
+            ("damaged", damage[s], degraded_queries[s][0]),
         ):
-            found = plain_columns(query, clean[s][1], p.table)
+            results = plain_columns(query, clean[s][1], p.table)
             if reference_maps is not None:
-                found |= patch_columns(maps_of(encoder, images), reference_maps, found)  # type: ignore[arg-type]
-            plain[f"{s}/{variant}"] = found
-            put(f"{name}/{s}/{variant}", found)
-        columns[f"damage/{s}/kind"], columns[f"damage/{s}/level"] = hurt[s][1:]
+                results |= patch_columns(maps_of(encoder, images), reference_maps, results)  # type: ignore[arg-type]
+            plain[f"{s}/{variant}"] = results
+            put(f"{name}/{s}/{variant}", results)
+        columns[f"damage/{s}/kind"], columns[f"damage/{s}/level"] = degraded_queries[s][1:]
         if with_maps:
             foreign(name, s, clean, pixels, encoder, reference_maps, columns)
         thin(name, s, clean, p, put)
@@ -194,8 +194,11 @@ def evaluate(
         own = {s: (embed(model, p.query), embed(model, p.reference)) for s, p in pixels.items()}
         for s, p in pixels.items():
             put(f"{head}/{s}/clean", kappa_columns(*own[s], p.table, plain[f"{s}/clean"]))
-            hurt_query = embed(model, hurt[s][0])
-            put(f"{head}/{s}/damaged", kappa_columns(hurt_query, own[s][1], p.table, plain[f"{s}/damaged"]))
+            degraded_query = embed(model, degraded_queries[s][0])
+            put(
+                f"{head}/{s}/damaged",
+                kappa_columns(degraded_query, own[s][1], p.table, plain[f"{s}/damaged"]),
+            )
             if with_maps:
                 query = foreign_queries(s, {t: o[0] for t, o in own.items()})
                 put(f"{head}/{s}/outside", kappa_columns(query, own[s][1], no_truth(p, FOREIGN), {}))
@@ -209,12 +212,12 @@ def foreign_queries(s: str, queries: dict[str, Embeddings]) -> Embeddings:
     family = FAMILY[s.removeprefix("val/")]
     others = [t for t in queries if not t.startswith("val/") and FAMILY[t] != family]
     rng = np.random.default_rng(sum(map(ord, s)))
-    chosen = [
+    selection = [
         (others[i], rng.integers(len(queries[others[i]].descriptor)))
         for i in rng.integers(len(others), size=FOREIGN)
     ]
     fields = zip(
-        *[tuple(None if x is None else x[row] for x in queries[t]) for t, row in chosen], strict=True
+        *[tuple(None if x is None else x[row] for x in queries[t]) for t, row in selection], strict=True
     )
     return Embeddings(*(None if c[0] is None else np.stack(c) for c in fields))
 
@@ -243,10 +246,10 @@ def foreign(
     columns: Columns,
 ) -> None:
     query = foreign_queries(s, {t: pair[0] for t, pair in clean.items()})
-    found = plain_columns(query, clean[s][1], no_truth(pixels[s], FOREIGN))  # type: ignore[arg-type]
+    results = plain_columns(query, clean[s][1], no_truth(pixels[s], FOREIGN))  # type: ignore[arg-type]
     images = foreign_queries(s, {t: Embeddings(p.query.cpu().numpy()) for t, p in pixels.items()}).descriptor
-    found |= patch_columns(maps_of(encoder, torch.from_numpy(images)), maps, found)  # type: ignore[arg-type]
-    for column, values in found.items():
+    results |= patch_columns(maps_of(encoder, torch.from_numpy(images)), maps, results)  # type: ignore[arg-type]
+    for column, values in results.items():
         columns[f"{name}/{s}/outside/{column}"] = values
 
 
@@ -260,8 +263,10 @@ def thin(name: str, s: str, own: dict, p: Pixels, put: object, kappa: bool = Fal
         left = np.flatnonzero(some.positives().counts > 0)
         some = some.select(np.sort(np.concatenate([some.query_rows[left], some.reference_rows])))
         query, reference = own[s][0].take(left), own[s][1].take(slice(None, None, step))
-        found = kappa_columns(query, reference, some, {}) if kappa else plain_columns(query, reference, some)
-        put(f"{name}/{s}/thin{step}", found)  # type: ignore[operator]
+        results = (
+            kappa_columns(query, reference, some, {}) if kappa else plain_columns(query, reference, some)
+        )
+        put(f"{name}/{s}/thin{step}", results)  # type: ignore[operator]
 
 
 def steps(head: str, model: AnyModel, pixels: dict[str, Pixels], own: dict, columns: Columns) -> None:
@@ -276,9 +281,9 @@ def steps(head: str, model: AnyModel, pixels: dict[str, Pixels], own: dict, colu
         kappa, right = [], []
         for kind in DAMAGE:
             for level in (0.0, *LEVELS):
-                found = embed(model, degrade(images, kind, level, keys=np.arange(len(rows))))
-                kappa.append(found.kappa)
-                top = search(found.descriptor, own[s][1].descriptor, 1).indices
+                results = embed(model, degrade(images, kind, level, keys=np.arange(len(rows))))
+                kappa.append(results.kappa)
+                top = search(results.descriptor, own[s][1].descriptor, 1).indices
                 right.append(p.table.positives().hits(top, rows)[:, 0])
         shape = (len(DAMAGE), 1 + len(LEVELS), len(rows))
         columns[f"{head}/{s}/steps/kappa"] = np.array(kappa, np.float32).reshape(shape)

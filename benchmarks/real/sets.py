@@ -15,7 +15,7 @@ import torch
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.loader import ImageLoader
-from kappaplace.data.readers.gt_json import read
+from kappaplace.data.readers.query_ref import read_gt_json
 from kappaplace.data.table import PlaceImages
 from kappaplace_city import SyntheticCity
 
@@ -34,7 +34,7 @@ FAR = 100_000.0  # metres between datasets, so that no cell contains two of them
 
 def read_set(data: Path, name: str) -> PlaceImages:
     """Read a dataset."""
-    return read(data / name, neighborhood="self" if name in ALONE else NEAR)
+    return read_gt_json(data / name, neighborhood="self" if name in ALONE else NEAR)
 
 
 def part_of_route(table: PlaceImages, start: float, stop: float) -> PlaceImages:
@@ -136,11 +136,11 @@ def render_city(file: Path, count: int, size: int, workers: int) -> None:
     # Whole cells, because a place needs several images.
     cell = np.floor(views.positions / CELL).astype(np.int64)
     _, label = np.unique(cell, axis=0, return_inverse=True)
-    chosen = np.argsort(label.ravel(), kind="stable")[:count]
-    parts = np.array_split(chosen, workers)
+    selection = np.argsort(label.ravel(), kind="stable")[:count]
+    parts = np.array_split(selection, workers)
     with ProcessPoolExecutor(workers) as pool:
         images = list(pool.map(_render, [views.select(part) for part in parts], [size] * len(parts)))
-    some = views.select(chosen)
+    some = views.select(selection)
     np.savez(
         file,
         images=np.concatenate(images).transpose(0, 3, 1, 2),

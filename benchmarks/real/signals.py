@@ -60,18 +60,18 @@ def damaged(images: torch.Tensor, name: str) -> tuple[torch.Tensor, np.ndarray, 
     """Return degraded float images, kinds (−1: none) and levels, the same for every model."""
     keys = item_key(7, np.arange(len(images)), np.full(len(images), sum(map(ord, name))))
     draws = item_uniforms(keys, 3)
-    hurt = draws[:, 0] >= UNHARMED
-    kind = np.where(hurt, [DEGRADATIONS.index(DAMAGE[int(u * len(DAMAGE))]) for u in draws[:, 1]], -1)
-    level = np.where(hurt, draws[:, 2], 0.0)
+    is_degraded = draws[:, 0] >= UNHARMED
+    kind = np.where(is_degraded, [DEGRADATIONS.index(DAMAGE[int(u * len(DAMAGE))]) for u in draws[:, 1]], -1)
+    level = np.where(is_degraded, draws[:, 2], 0.0)
     parts = []
     for start in range(0, len(images), 64):
-        chosen = slice(start, start + 64)
+        rows = slice(start, start + 64)
         parts.append(
             degrade(
-                images[chosen].float() / 255,
-                torch.from_numpy(kind[chosen]),
-                torch.from_numpy(level[chosen]).float(),
-                keys=keys[chosen],
+                images[rows].float() / 255,
+                torch.from_numpy(kind[rows]),
+                torch.from_numpy(level[rows]).float(),
+                keys=keys[rows],
             )
         )
     return torch.cat(parts), kind, level

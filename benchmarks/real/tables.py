@@ -19,9 +19,8 @@ from sets import ROUTES
 from kappaplace.calibration.combination import Combination, fit_combination
 from kappaplace.metrics.bootstrap import Resampling, bootstrap, compare
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
-from kappaplace.metrics.probability import brier
+from kappaplace.metrics.probability import brier, smooth_ece
 from kappaplace.metrics.selective import auc_pr, augrc, auroc, coverage_at_risk
-from kappaplace.metrics.smooth import smooth_ece
 from kappaplace.uncertainty import SCORES
 from record import Option, parse_options, save_rows
 
@@ -67,7 +66,7 @@ def groups(sets: Sequence[str]) -> dict[str, list[str]]:
     return {**{s: [s] for s in sets}, "seen routes": seen, "unseen sets": unseen, "all": list(sets)}
 
 
-def summarise(
+def summarize(
     run: Run, head: str, name: str, sets: Sequence[str], measure: Callable[..., float], at: int = 1
 ) -> dict[str, float]:
     """Return a metric of a score on each dataset, as means over groups, and pooled."""
@@ -91,19 +90,19 @@ def recipe_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
             own = "variance" if f"{head}/{sets[0]}/clean/variance" in run.columns else "kappaplace"
             names += ["inverse-kappa", own] if own == "kappaplace" else [own]
             recall = {
-                k: summarise(run, head, "l2", sets, lambda _, y: float(y.mean()), at=k) for k in (1, 5, 10)
+                k: summarize(run, head, "l2", sets, lambda _, y: float(y.mean()), at=k) for k in (1, 5, 10)
             }
             for name in names:
                 measures = {
-                    **{f"ECE@{k}": summarise(run, head, name, sets, ece(name), at=k) for k in (1, 5, 10)},
-                    "AUROC": summarise(run, head, name, sets, auroc),
-                    "AUGRC": summarise(run, head, name, sets, augrc),
-                    "AUC-PR": summarise(run, head, name, sets, auc_pr),
+                    **{f"ECE@{k}": summarize(run, head, name, sets, ece(name), at=k) for k in (1, 5, 10)},
+                    "AUROC": summarize(run, head, name, sets, auroc),
+                    "AUGRC": summarize(run, head, name, sets, augrc),
+                    "AUC-PR": summarize(run, head, name, sets, auc_pr),
                 }
                 for group in measures["AUROC"]:
-                    found = {f"R@{k}": recall[k][group] for k in recall}
-                    found |= {m: values[group] for m, values in measures.items()}
-                    yield _row(run, {"model": head, "score": name, "sets": group}, found)
+                    results = {f"R@{k}": recall[k][group] for k in recall}
+                    results |= {m: values[group] for m, values in measures.items()}
+                    yield _row(run, {"model": head, "score": name, "sets": group}, results)
 
 
 def heads_of(run: Run) -> list[str]:
@@ -118,19 +117,19 @@ def kappa_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
         for head in heads_of(run):
             if f"{head}/{sets[0]}/clean/kappa_q" not in run.columns:
                 continue
-            found: Row = {}
+            results: Row = {}
             for title, members in (("validation", validation), ("test", sets)):
                 kappa = np.concatenate([run.score(head, s, "kappa_q", "damaged") for s in members])
                 level = np.concatenate([run.columns[f"damage/{s}/level"] for s in members])
                 right = np.concatenate([run.right(head, s, "damaged") for s in members])
-                found[f"Spearman of κ and damage, {title}"] = float(spearmanr(kappa, level)[0])
-                found[f"AUROC of κ, damaged, {title}"] = auroc(-kappa, right)
+                results[f"Spearman of κ and damage, {title}"] = float(spearmanr(kappa, level)[0])
+                results[f"AUROC of κ, damaged, {title}"] = auroc(-kappa, right)
             clean = [(run.score(head, s, "inverse-kappa"), run.right(head, s)) for s in sets]
-            found["AUROC of κ, undamaged, pooled"] = auroc(
+            results["AUROC of κ, undamaged, pooled"] = auroc(
                 *(np.concatenate(x) for x in zip(*clean, strict=True))
             )
-            found["AUROC of κ, undamaged, mean"] = mean_over(auroc(*pair) for pair in clean)
-            yield _row(run, {"head": head, "encoder": run.encoder_of(head)}, found)
+            results["AUROC of κ, undamaged, mean"] = mean_over(auroc(*pair) for pair in clean)
+            yield _row(run, {"head": head, "encoder": run.encoder_of(head)}, results)
 
 
 def fit_titled(title: str, features: NDArray, right: NDArray) -> Combination:
@@ -169,15 +168,15 @@ def match_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
                 yield _row(run, {"queries": variant, "score": name}, _ranking(u, y))
             for title in COMBINATIONS:
                 p, y = left_out(run, title, sets, variant)
-                found = _ranking({s: 1 - p[s] for s in sets}, y)
+                results = _ranking({s: 1 - p[s] for s in sets}, y)
                 whole, truth = (np.concatenate([x[s] for s in sets]) for x in (p, y))
-                found |= {
+                results |= {
                     "smooth ECE, pooled": smooth_ece(whole, truth),
                     "smooth ECE, mean": mean_over(smooth_ece(p[s], y[s]) for s in sets),
                     "Brier, pooled": brier(whole, truth),
                     "Brier, mean": mean_over(brier(p[s], y[s]) for s in sets),
                 }
-                yield _row(run, {"queries": variant, "score": title}, found)
+                yield _row(run, {"queries": variant, "score": title}, results)
 
 
 def _ranking(u: dict[str, NDArray], y: dict[str, NDArray]) -> Row:
@@ -193,7 +192,7 @@ def _ranking(u: dict[str, NDArray], y: dict[str, NDArray]) -> Row:
 
 def paired_rows(runs: Sequence[Run], sets: Sequence[str], block: int = 10) -> Iterator[Row]:
     """Does κ add anything? Differences of pooled AUROC with paired intervals over blocks of queries."""
-    asked = (
+    comparisons = (
         ("logistic baseline", "logistic baseline + κ"),
         ("patches + cosine + margin", "patches + cosine + margin + κ"),
         ("logistic baseline", "patches + cosine + margin"),
@@ -207,7 +206,7 @@ def paired_rows(runs: Sequence[Run], sets: Sequence[str], block: int = 10) -> It
         if not run.has(MAIN[run.backbone]):
             continue
         for variant in ("clean", "damaged"):
-            for without, with_it in asked:
+            for without, with_it in comparisons:
                 p, y = left_out(run, without, sets, variant)
                 q, _ = left_out(run, with_it, sets, variant)
                 truth = np.concatenate([y[s] for s in sets])
@@ -215,11 +214,11 @@ def paired_rows(runs: Sequence[Run], sets: Sequence[str], block: int = 10) -> It
                 made = [
                     bootstrap(auroc, [1 - np.concatenate([x[s] for s in sets]), truth], plan) for x in (p, q)
                 ]
-                found = compare(made[1], made[0])
+                results = compare(made[1], made[0])
                 yield _row(
                     run,
                     {"queries": variant, "without": without, "with": with_it},
-                    {"difference": found.difference, "low": found.low, "high": found.high},
+                    {"difference": results.difference, "low": results.low, "high": results.high},
                 )
 
 
@@ -233,11 +232,11 @@ def reranked_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
                 plain = {s: float(run.right(encoder, s, variant).mean()) for s in sets}
                 ranked = {s: float(run.of(encoder, s, "reranked", variant).mean()) for s in sets}
                 for group, members in groups(sets).items():
-                    found = {
+                    results = {
                         "R@1": mean_over(plain[s] for s in members),
                         "R@1, cells compared": mean_over(ranked[s] for s in members),
                     }
-                    yield _row(run, {"encoder": encoder, "queries": variant, "sets": group}, found)
+                    yield _row(run, {"encoder": encoder, "queries": variant, "sets": group}, results)
 
 
 def open_set_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
@@ -252,12 +251,12 @@ def open_set_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
             u = {s: np.concatenate([inside[s], outside[s]]) for s in sets}
             there = {s: np.arange(len(u[s])) < len(inside[s]) for s in sets}
             right = {s: np.concatenate([run.right(head, s), np.zeros(len(outside[s]), bool)]) for s in sets}
-            found: Row = {
+            results: Row = {
                 "AUROC in map, mean": mean_over(auroc(u[s], there[s]) for s in sets),
                 "AUROC right, mean": mean_over(auroc(u[s], right[s]) for s in sets),
                 "coverage at 10 % risk, mean": mean_over(coverage_at_risk(u[s], right[s], 0.1) for s in sets),
             }
-            yield _row(run, {"score": name}, found)
+            yield _row(run, {"score": name}, results)
 
 
 def density_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
@@ -269,15 +268,15 @@ def density_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
             variant = "clean" if step == 1 else f"thin{step}"
             for name in ("l2", *DESCRIPTOR, "inverse-kappa", "kappaplace"):
                 pairs = [(score(run, head, s, name, variant), run.right(head, s, variant)) for s in routes]
-                found: Row = {
+                results: Row = {
                     "R@1": mean_over(float(y.mean()) for _, y in pairs),
                     "ECE@1": mean_over(ece(name)(*pair) for pair in pairs),
                     "AUROC": mean_over(auroc(*pair) for pair in pairs),
                 }
-                yield _row(run, {"every": step, "score": name}, found)
+                yield _row(run, {"every": step, "score": name}, results)
 
 
-def risk_rows(runs: Sequence[Run], sets: Sequence[str], chosen: float = 0.1) -> Iterator[Row]:
+def risk_rows(runs: Sequence[Run], sets: Sequence[str], max_risk: float = 0.1) -> Iterator[Row]:
     """Question 4: a threshold that meets the risk limit on the other families, and its risk on this one."""
     for run in runs:
         for title in ("logistic baseline", "patches + cosine + margin", "patches + cosine + margin, curves"):
@@ -292,18 +291,18 @@ def risk_rows(runs: Sequence[Run], sets: Sequence[str], chosen: float = 0.1) -> 
                 fitted, here = combination.probability(there), combination.probability(columns[s])
                 best = np.argsort(-fitted, kind="stable")
                 risk = np.cumsum(~right[best]) / np.arange(1, len(best) + 1)
-                kept = np.flatnonzero(risk <= chosen)
-                threshold = fitted[best[kept[-1]]] if len(kept) else np.inf
+                within_risk = np.flatnonzero(risk <= max_risk)
+                threshold = fitted[best[within_risk[-1]]] if len(within_risk) else np.inf
                 accepted = here >= threshold
                 wrong = int((accepted & ~y[s]).sum())
-                found: Row = {
+                results: Row = {
                     "queries": len(accepted),
                     "accepted": int(accepted.sum()),
                     "wrong": wrong,
                     "realised risk": wrong / max(1, int(accepted.sum())),
-                    "chosen risk": chosen,
+                    "chosen risk": max_risk,
                 }
-                yield _row(run, {"score": title, "set": s}, found)
+                yield _row(run, {"score": title, "set": s}, results)
 
 
 def _row(run: Run, names: dict[str, str | int], values: dict[str, float | int | str]) -> Row:
@@ -318,7 +317,7 @@ def card_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
     p, y = left_out(run, "patches + cosine + margin, curves", sets, "clean")
     for s in sets:
         ranked = run.of(run.encoder_of(head), s, "reranked")
-        found = {
+        results = {
             "queries": len(y[s]),
             **{f"R@{k}": round(float(run.right(head, s, at=k).mean()), 3) for k in (1, 5, 10)},
             "R@1, cells compared": round(float(ranked.mean()), 3),
@@ -326,7 +325,7 @@ def card_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
             "smooth ECE": round(smooth_ece(p[s], y[s]), 3),
             "Brier": round(brier(p[s], y[s]), 3),
         }
-        yield {"set": f"{s} (seen route)" if s in ROUTES else s, **found}
+        yield {"set": f"{s} (seen route)" if s in ROUTES else s, **results}
 
 
 CONFUSING = 133
@@ -346,7 +345,7 @@ def essex_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
         shown |= {"inverse-kappa": score(run, head, "essex3in1", "inverse-kappa", "clean")}
         shown |= {"all, curves": 1 - p["essex3in1"]}
         for name, u in shown.items():
-            found = {
+            results = {
                 "R@1, confusing": float(right[~good].mean()),
                 "R@1, good": float(right[good].mean()),
                 "median, confusing": float(np.median(u[~good])),
@@ -354,7 +353,7 @@ def essex_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
                 "AUROC of good": auroc(u, good),
                 "AUROC of right": auroc(u, right),
             }
-            yield _row(run, {"score": name}, found)
+            yield _row(run, {"score": name}, results)
 
 
 TABLES = {

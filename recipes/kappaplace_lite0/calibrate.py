@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import Examples, examples_of, fit_calibration, join
+from kappaplace.calibration.examples import Examples, examples_of, join
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import ORIGIN
 from kappaplace.data import TABLE_FORMATS, PlaceImages, read_layout
@@ -112,17 +113,17 @@ def main() -> None:
         "--verify", type=int, default=10, help="number of matches to re-rank by patch matching"
     )
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    parts = [word.partition("=") for word in given.sets]
+    arguments = parser.parse_args()
+    parts = [word.partition("=") for word in arguments.sets]
     if not all(equals for _, equals, _ in parts):
         raise KappaPlaceError("Pass each dataset as --set FAMILY=DIR.")
     sets = [(family, read_table(Path(folder))) for family, _, folder in parts]
     families = list(dict.fromkeys(family for family, _ in sets))
-    calibration = fit(gather(load_model(given.model), sets, given.verify), families, given.verify)
-    write_file(given.out, json.dumps(calibration.to_dict()) + "\n")
+    calibration = fit(gather(load_model(arguments.model), sets, arguments.verify), families, arguments.verify)
+    write_file(arguments.out, json.dumps(calibration.to_dict()) + "\n")
     facts = calibration.facts
     print(
-        f"{given.out}: {facts['queries']:,} queries, {facts['right']:,} correct, "
+        f"{arguments.out}: {facts['queries']:,} queries, {facts['right']:,} correct, "
         f"{', '.join(calibration.scores)}"
     )
 

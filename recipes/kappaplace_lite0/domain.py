@@ -44,10 +44,10 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--set", action="append", required=True, metavar="FAMILY=DIR", dest="sets")
-    given = parser.parse_args()
-    calibration = Calibration.from_dict(json.loads(given.calibration.read_text(encoding="utf-8")))
-    model, families = load_model(given.model), dict[str, list]()
-    for word in given.sets:
+    arguments = parser.parse_args()
+    calibration = Calibration.from_dict(json.loads(arguments.calibration.read_text(encoding="utf-8")))
+    model, families = load_model(arguments.model), dict[str, list]()
+    for word in arguments.sets:
         family, _, folder = word.partition("=")
         families.setdefault(family, []).append((family, read_table(Path(folder))))
     parts = []
@@ -61,7 +61,9 @@ def main() -> None:
             flush=True,
         )
     values = replace(calibration, domain=balanced(parts)).to_dict()
-    replace_file(given.calibration, lambda part: part.write_text(json.dumps(values) + "\n", encoding="utf-8"))
+    replace_file(
+        arguments.calibration, lambda part: part.write_text(json.dumps(values) + "\n", encoding="utf-8")
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
-from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import ORIGIN
 from kappaplace.files import write_file
@@ -96,11 +97,13 @@ def main() -> None:
     parser.add_argument("--encoder", default="contrastive")
     parser.add_argument("--head", default="layers-mlp")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    with np.load(given.columns) as stored:
-        calibration = fit({key: stored[key] for key in stored.files}, given.encoder, given.head)
-    write_file(given.out, json.dumps(calibration.to_dict()) + "\n")
-    print(f"{given.out}: {calibration.facts['queries']:,} queries, {calibration.facts['right']:,} correct")
+    arguments = parser.parse_args()
+    with np.load(arguments.columns) as stored:
+        calibration = fit({key: stored[key] for key in stored.files}, arguments.encoder, arguments.head)
+    write_file(arguments.out, json.dumps(calibration.to_dict()) + "\n")
+    print(
+        f"{arguments.out}: {calibration.facts['queries']:,} queries, {calibration.facts['right']:,} correct"
+    )
 
 
 if __name__ == "__main__":

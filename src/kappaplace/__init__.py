@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from kappaplace.data import PlaceImages as PlaceImages
     from kappaplace.data import Preprocessing as Preprocessing
     from kappaplace.errors import KappaPlaceError as KappaPlaceError
+    from kappaplace.evaluation import audit as audit
     from kappaplace.evaluation import compare as compare
     from kappaplace.evaluation import evaluate as evaluate
     from kappaplace.maps import Localization as Localization
     from kappaplace.maps import PlaceMap as PlaceMap
+    from kappaplace.maps import geotag as geotag
     from kappaplace.models import FrozenEncoder as FrozenEncoder
     from kappaplace.models import PlaceModel as PlaceModel
     from kappaplace.models import list_models as list_models

@@ -58,7 +58,7 @@ _TARGETS = {
     "kappaplace.evaluation.inputs": "evaluation.sources",
     "kappaplace.maps.tune.fit": "maps.fit",
     "kappaplace.maps.tune.monitor": "maps.monitor",
-    "kappaplace.metrics": "metrics.ranking",
+    "kappaplace.metrics": "metrics.ranking metrics.smooth",
     "kappaplace.models.backbones.timm": "models.torchvision_compat",
     "kappaplace.models.checkpoint": "models.loading",
     "kappaplace.models.embedding.store": "evaluation.cache",
@@ -79,11 +79,16 @@ _TARGETS = {
     "kappaplace_city.drives": "slam.city_descriptors slam.city_drive",
 }
 MODULES = {f"kappaplace.{old}": new for new, names in _TARGETS.items() for old in names.split()}
-NAMES = {"EmbeddingCache": "EmbeddingStore", "KINDS": "DEGRADATIONS", "Neighbourhood": "Neighborhood"}
+NAMES = {
+    "EmbeddingCache": "EmbeddingStore",
+    "KINDS": "DEGRADATIONS",
+    "Looks": "AppearanceModel",
+    "Neighbourhood": "Neighborhood",
+}
 
 
 class Finder:
-    """Import an old module name as an empty module that forwards to the new one; runs after other finders."""
+    """Finder of old module names, which imports an empty module that forwards to the new one."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if fullname not in MODULES:

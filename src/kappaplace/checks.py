@@ -25,7 +25,7 @@ def finite(values: npt.ArrayLike, name: str) -> Floats:
         raise KappaPlaceError(f"The {name} must be numbers, got {type(values).__name__}.") from None
     bad = int((~np.isfinite(array)).sum())
     if bad:
-        raise KappaPlaceError(f"The {name} must be finite, {bad:,} of {array.size:,} are NaN or infinite.")
+        raise KappaPlaceError(f"The {name} must be finite; {bad:,} of {array.size:,} are NaN or infinite.")
     return array
 
 
@@ -89,8 +89,8 @@ def share(value: float, name: str, *, ends: bool = False) -> float:
 
 
 def choice(value: str, options: Hint, name: str) -> None:
-    """Fail unless the value is one of the values of a ``Literal`` type."""
-    names = get_args(options)
+    """Fail unless a value is one of some names, or one of the values of a ``Literal`` type."""
+    names = get_args(options) or tuple(options)
     if value not in names:
         raise KappaPlaceError(f"Unknown {name} {value!r}. Choose from: {', '.join(map(str, names))}.")
 

@@ -45,7 +45,7 @@ LONGEST_WAIT = 10.0
 
 
 class ServiceError(KappaPlaceError):
-    """The service reports an error or cannot be reached.
+    """Error if the service reports a problem or cannot be reached.
 
     Args:
         message: The service's message.
@@ -79,9 +79,7 @@ class Client:
         if urlsplit(url).scheme not in ("http", "https"):
             raise KappaPlaceError(f"url must begin with http:// or https://, got {url!r}.")
         if not timeout > 0 or tries < 1:
-            raise KappaPlaceError(
-                f"timeout must be above 0 and tries 1 or more, got {timeout:g} and {tries}."
-            )
+            raise KappaPlaceError(f"timeout must be above 0 and tries 1 or more, got {timeout} and {tries}.")
         self.url, self.map, self.timeout, self.tries = url.rstrip("/"), map, timeout, tries
         self._token = token
 
@@ -294,7 +292,8 @@ class Client:
                     raise ServiceError(_message(error), error.code) from None
             except (OSError, ValueError, http.client.HTTPException) as error:  # not HTTP, or not JSON
                 reason = getattr(error, "reason", error)
-                raise ServiceError(f"The service at {self.url} does not answer ({reason}).", 0) from None
+                message = f"The service at {self.url} does not answer ({reason}). Check its URL."
+                raise ServiceError(message, 0) from None
         raise AssertionError("unreachable")
 
 

@@ -16,20 +16,28 @@ import re
 import shutil
 import socket
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import import_module
+from importlib import import_module, resources
 from pathlib import Path
 from tokenize import TokenError
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from kappaplace.errors import KappaPlaceError, MapLocked
 from kappaplace.types import Json
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # the same parser under its older name
+    import tomli as tomllib
+
+parse_toml = tomllib.loads
 
 
 def make_folder(folder: str | Path) -> Path:
@@ -49,7 +57,7 @@ def make_folder(folder: str | Path) -> Path:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder; it becomes ``out`` at the end and is deleted after an error."""
+    """Create a temporary folder, which becomes ``out`` at the end or is deleted after an error."""
     if out.exists():
         raise KappaPlaceError(f"{out} already exists. Choose a new folder.")
     make_folder(out.parent)
@@ -81,7 +89,7 @@ def reserve_array(file: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> N
 
 
 def not_written(file: Path, error: OSError) -> Exception:
-    """Return an exception with a message for a disk error; an error without an error number is unchanged."""
+    """Return the exception to raise if a file cannot be written."""
     if error.errno is None:
         return error
     return KappaPlaceError(f"Cannot write {file}: {why(error)}. Its previous content is unchanged.")
@@ -90,9 +98,7 @@ def not_written(file: Path, error: OSError) -> Exception:
 def check_target(file: Path) -> None:
     """Check that a path names a file, which may exist, and not a folder."""
     if not file.name or file.is_dir():
-        raise KappaPlaceError(
-            f"Cannot write the file {file}, because it is a folder. Pass the name of a file."
-        )
+        raise KappaPlaceError(f"Cannot write {file}, because it is a folder. Pass the name of a file.")
 
 
 def sync_path(path: Path) -> None:
@@ -219,8 +225,8 @@ _LONGEST = 200  # characters of another library's message, which may quote a who
 def telling(subject: str) -> Iterator[None]:
     """Turn exceptions that damaged or foreign input causes into the message ``SUBJECT (reason).``.
 
-    Only errors that bad input is known to cause are caught, so that most programming errors stay visible.
-    A `KappaPlaceError` passes, and the cause stays chained for debugging.
+    Only exceptions that bad input can cause are caught, so that most programming errors stay visible. A
+    `KappaPlaceError` is raised unchanged.
     """
     try:
         yield
@@ -230,13 +236,14 @@ def telling(subject: str) -> Iterator[None]:
 
 def reason(error: BaseException) -> str:
     """Return an exception's message on one line, or its class if the message is empty or only a key."""
-    words = " ".join(str(error).split()).rstrip(".")[:_LONGEST]
+    message = why(error) if isinstance(error, OSError) else str(error)
+    words = " ".join(message.split()).rstrip(".")[:_LONGEST]
     kind = type(error).__name__
     return kind if not words else f"{kind} {words}" if isinstance(error, KeyError) else words
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal cannot print: a file name that is not UTF-8 contains such bytes."""
+    """Escape bytes that a terminal cannot print, such as those of a file name that is not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -322,7 +329,7 @@ def _is_running(process: int) -> bool:
 
 
 def path_inside(folder: str, name: str) -> str:
-    """Return the path of a file below a folder; empty if the file is outside of it, also through links."""
+    """Return the path of a file below a folder; empty if it is outside, also after links are followed."""
     path = os.path.join(folder, name)
     try:
         real, base = os.path.realpath(path), os.path.realpath(folder)
@@ -332,9 +339,14 @@ def path_inside(folder: str, name: str) -> str:
 
 
 def remove_path(path: Path) -> None:
-    """Delete a file or a folder. What remains after an error only takes space."""
+    """Delete a file or a folder; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):
             path.unlink()
+
+
+def packaged_toml(package: str, name: str) -> dict[str, Any]:
+    """Return the content of a TOML file that is part of a package."""
+    return parse_toml(resources.files(package).joinpath(name).read_text(encoding="utf-8"))

@@ -34,13 +34,8 @@ class track:
         if self._bar is None and self._console.is_terminal:
             if time.monotonic() - self._start < PATIENCE_SECONDS:
                 return
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=self._console, transient=True)
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
             self._bar.start()
             self._task = self._bar.add_task(self.task, total=self.total)
         if self._bar is not None:

@@ -56,12 +56,12 @@ class Help:
 
 
 class RecordError(ValueError):
-    """A stored value is invalid: ``rule.accepted.bound: expected a number, got 'x'``."""
+    """Error for an invalid stored value, such as ``rule.accepted.bound: expected a number, got 'x'``."""
 
 
-def stored(name: str, *, optional: bool = False) -> dict[str, object]:
+def stored(name: str) -> dict[str, object]:
     """Return metadata for a field that has another name in the file."""
-    return {"name": name, "optional": optional}
+    return {"name": name}
 
 
 def optional() -> dict[str, object]:

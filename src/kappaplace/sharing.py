@@ -1,7 +1,7 @@
 """Models and maps on the Hugging Face hub (extra ``hub``).
 
-A repository comes from an untrusted source: only files that a reader requests by name are downloaded, every
-name is checked before it becomes a path, and a download appears in its folder only when it is complete.
+A repository is an untrusted source. Only files that kappaplace requests by name are downloaded, and every
+name is checked before it becomes a path. A download appears in its folder only when it is complete.
 
 An uploaded map contains no paths of your machine: the folders of its images are removed, and a model that was
 used from a folder is included. Images are never uploaded.
@@ -20,8 +20,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kappaplace.errors import KappaPlaceError, MissingExtra
-from kappaplace.files import new_folder
+from kappaplace.errors import KappaPlaceError, import_extra
+from kappaplace.files import new_folder, reason
 from kappaplace.maps import FIT_RECORD as FIT
 from kappaplace.maps import (
     MANIFEST,
@@ -29,7 +29,7 @@ from kappaplace.maps import (
     Manifest,
     model_of,
     read_manifest,
-    verified,
+    verify_folder,
     write_manifest,
 )
 from kappaplace.models import CALIBRATION, CARD, HUB, PAGE, checked_weights, is_shipped, read_card
@@ -106,8 +106,8 @@ def push_files(
         files: Name in the repository → local file.
         name: Repository, as OWNER/NAME.
         kind: Type of the repository.
-        replaces: Patterns of names. Files of an earlier upload that match one and are not among the new
-            files are deleted.
+        replaces: Patterns of file names. Files of an earlier upload that match a pattern are deleted, unless
+            they are uploaded again.
         public: Create the repository as public. Default: private.
 
     Returns:
@@ -130,17 +130,14 @@ def push_files(
 
 
 def _api() -> HfApi:
-    try:
-        from huggingface_hub import HfApi
-    except ImportError:
-        raise MissingExtra("The Hugging Face hub", "hub") from None
+    hub = import_extra("huggingface_hub", "The Hugging Face hub", "hub")
     # Read for every call: the client itself reads its environment only once.
-    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="kappaplace")
+    return hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="kappaplace")
 
 
 @contextmanager
 def _hub_errors(name: str, kind: Kind) -> Iterator[None]:
-    """Turn all errors of the client into messages: it has a dozen classes, and they change with releases."""
+    """Turn every error of the hub's client into a message; its error classes change with releases."""
     from huggingface_hub import errors
 
     try:
@@ -161,8 +158,9 @@ def _hub_errors(name: str, kind: Kind) -> Iterator[None]:
                 f"The hub denied access to {name}. Log in with `hf auth login`, or set HF_TOKEN to a token "
                 "that has the permission."
             ) from None
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
-        raise KappaPlaceError(f"The hub request for {name} failed ({reason}). Nothing was changed.") from None
+        raise KappaPlaceError(
+            f"The hub request for {name} failed ({reason(error)}). Nothing was changed."
+        ) from None
 
 
 WEIGHTS = re.compile(r"model-[0-9a-f]{12}\.safetensors")
@@ -243,7 +241,7 @@ def fetch_model(repository: Repository, part: Path, inside: str = "") -> None:
     checked_weights(folder, record)
 
 
-_LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "GPL-3.0": "gpl-3.0", "BSD-3-Clause": "bsd-3-clause"}
+_LICENSES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "GPL-3.0": "gpl-3.0", "BSD-3-Clause": "bsd-3-clause"}
 
 
 def _model_page(record: dict[str, Any], repo: str) -> str:
@@ -253,7 +251,7 @@ def _model_page(record: dict[str, Any], repo: str) -> str:
     notes = f"\n{record['notes']}\n" if record["notes"] else ""
     return f"""---
 library_name: kappaplace
-license: {_LICENCES.get(record["licence"], "other")}
+license: {_LICENSES.get(record["licence"], "other")}
 tags: [visual-place-recognition, uncertainty-estimation]
 ---
 # {repo.rpartition("/")[2]}
@@ -290,9 +288,9 @@ def push_map(folder: str | Path, repo: str, *, public: bool = False) -> str:
         KappaPlaceError: If the map is damaged or the hub reports an error.
     """
     folder = Path(folder)
-    manifest, broken = verified(folder)
+    manifest, broken = verify_folder(folder)
     if broken:
-        raise KappaPlaceError(f"The map {folder} is damaged and is not uploaded: {broken[0]}")
+        raise KappaPlaceError(f"The map {folder} is damaged, so it was not uploaded. {broken[0]}")
     with tempfile.TemporaryDirectory() as scratch:
         public_manifest = _public_copy(folder, Path(scratch), manifest)
         write_manifest(Path(scratch), public_manifest)
@@ -334,9 +332,9 @@ def pull_map(repo: str, out: str | Path, *, revision: str = "") -> Path:
             fetch_model(repository, part, model_folder)
             if model_folder + FIT in repository.files:
                 repository.fetch(model_folder + FIT, part)
-        broken = verified(part)[1]
+        broken = verify_folder(part)[1]
         if broken:
-            raise KappaPlaceError(f"The downloaded map {repo} is damaged: {broken[0]}")
+            raise KappaPlaceError(f"The downloaded map {repo} is damaged, so it was deleted. {broken[0]}")
         write_manifest(part, _without_folders(manifest))
     return out
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
+NOT_INSTALLED = "0+unknown"
+"""Version of a source tree that is not installed."""
+
 
 @cache
 def package_version() -> str:
@@ -13,5 +16,5 @@ def package_version() -> str:
 
     try:
         return installed("kappaplace")
-    except PackageNotFoundError:  # a source tree that is not installed
-        return "0+unknown"
+    except PackageNotFoundError:
+        return NOT_INSTALLED

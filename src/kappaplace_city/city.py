@@ -191,7 +191,7 @@ class SyntheticCity:
         conditions = conditions if conditions is not None else Conditions.clear(count)
         seeds = np.zeros(count, np.int64) if image_seeds is None else np.asarray(image_seeds, np.int64)
         if len(conditions) != count or seeds.shape != (count,) or (seeds < 0).any():
-            raise KappaPlaceError(f"conditions and image_seeds must have {count} values, seeds of 0 or more.")
+            raise KappaPlaceError(f"conditions and image_seeds must have {count} values, seeds from 0.")
         number, local = self.locate(poses[:, :2])
         heading = _checked_heading(poses[:, 2], count)
         out = np.empty((count, height, width, 3), np.uint8)

@@ -39,14 +39,14 @@ MOVES = ((1, 0), (0, 1), (-1, 0), (0, -1))
 class Drift:
     """Errors of simulated odometry: noise of every step, and a bias that is constant over the drive."""
 
-    metres: float = 0.02
+    meters: float = 0.02
     """Noise of the distance, as a fraction of it."""
     degrees: float = 0.25
     """Noise of the direction in degrees per step."""
     scale: float = 0.01
-    """Standard deviation of the scale error between drives."""
+    """Standard deviation, over drives, of the scale error."""
     bias: float = 0.01
-    """Standard deviation of the constant turn between drives, in degrees per metre."""
+    """Standard deviation, over drives, of a constant turn in degrees per metre."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +79,8 @@ def drive_through(
     """Simulate a random drive without U-turns.
 
     The camera is on the right side of the road, with deviations of half a metre and two degrees. On a grid of
-    a few blocks, such a drive returns to earlier streets in both directions; only the same direction looks
-    the same.
+    a few blocks, the drive returns to earlier streets in both directions. Only the same direction looks the
+    same.
 
     Args:
         city: The city.
@@ -124,7 +124,7 @@ def odometry_of(truth: Poses, drift: Drift, rng: np.random.Generator) -> Poses:
     scale = 1.0 + drift.scale * rng.normal()
     turn = np.radians(drift.bias) * rng.normal() * length
     noise = rng.normal(size=steps.shape) * np.column_stack(
-        [drift.metres * length, drift.metres * length / 2, np.full(len(steps), np.radians(drift.degrees))]
+        [drift.meters * length, drift.meters * length / 2, np.full(len(steps), np.radians(drift.degrees))]
     )
     return chain(truth[0], np.column_stack([steps[:, :2] * scale, steps[:, 2] + turn]) + noise)
 
@@ -185,7 +185,7 @@ def segment_of(city: SyntheticCity, split: str, positions: NDArray[np.float64]) 
 
 
 @dataclass(frozen=True)
-class Looks:
+class AppearanceModel:
     """Parameters of the appearance model."""
 
     dim: int = 128
@@ -202,7 +202,7 @@ class Looks:
     """κ of images without degradation."""
     dark: float = 60.0
     """κ of images at the highest level of degradation."""
-    damaged: float = 0.4
+    degraded: float = 0.4
     """Fraction of stretches that are degraded."""
     pull: float = 0.6
     """Strength of the pull towards the same direction at the highest level."""
@@ -210,7 +210,7 @@ class Looks:
     """Length of a stretch of weather in metres."""
     spread: float = 0.2
     """Standard deviation of ε between images."""
-    unsure: float = 0.2
+    kappa_error: float = 0.2
     """Standard deviation of η, the error of the reported κ."""
 
 
@@ -225,7 +225,12 @@ class SimulatedImages:
 
 
 def look_at(
-    city: SyntheticCity, split: str, drive: CityDrive, looks: Looks | None = None, *, seed: int = 0
+    city: SyntheticCity,
+    split: str,
+    drive: CityDrive,
+    model: AppearanceModel | None = None,
+    *,
+    seed: int = 0,
 ) -> SimulatedImages:
     """Simulate the embeddings of a drive; the look of the streets depends only on the city.
 
@@ -233,36 +238,38 @@ def look_at(
         city: The city.
         split: District: train, val or test.
         drive: The drive.
-        looks: Parameters of the appearance model.
+        model: Parameters of the appearance model.
         seed: Random seed of weather and noise.
 
     Returns:
         The embeddings.
     """
-    looks = looks or Looks()
+    model = model or AppearanceModel()
     rng = np.random.default_rng([seed, 72])
-    mean = _looks(city, split, drive, looks)
-    count, metres = len(mean), np.hypot(*np.diff(drive.truth[:, :2], axis=0).T)
-    part = (np.concatenate([[0.0], np.cumsum(metres)]) // looks.stretch).astype(int)
-    degraded = rng.random(part.max() + 1) < looks.damaged
+    mean = _mean_directions(city, split, drive, model)
+    count, meters = len(mean), np.hypot(*np.diff(drive.truth[:, :2], axis=0).T)
+    part = (np.concatenate([[0.0], np.cumsum(meters)]) // model.stretch).astype(int)
+    degraded = rng.random(part.max() + 1) < model.degraded
     level = np.where(degraded, rng.uniform(0.2, 1.0, len(degraded)), 0.0)[part]
-    dark = _unit(np.random.default_rng([city.seed, 73]).normal(size=looks.dim))
-    pull = looks.pull * level[:, None]
+    dark = _unit(np.random.default_rng([city.seed, 73]).normal(size=model.dim))
+    pull = model.pull * level[:, None]
     mean = _unit((1 - pull) * mean + pull * dark)
-    kappa = looks.clear * (looks.dark / looks.clear) ** level * np.exp(rng.normal(0, looks.spread, count))
+    kappa = model.clear * (model.dark / model.clear) ** level * np.exp(rng.normal(0, model.spread, count))
     generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
     samples = vmf.sample(torch.from_numpy(mean), torch.from_numpy(kappa), 1, generator)[:, 0].numpy()
-    kappa = kappa * np.exp(rng.normal(0, looks.unsure, count))
+    kappa = kappa * np.exp(rng.normal(0, model.kappa_error, count))
     return SimulatedImages(Embeddings(samples.astype(np.float32), kappa.astype(np.float32)), level)
 
 
-def _looks(city: SyntheticCity, split: str, drive: CityDrive, looks: Looks) -> NDArray[np.float64]:
+def _mean_directions(
+    city: SyntheticCity, split: str, drive: CityDrive, model: AppearanceModel
+) -> NDArray[np.float64]:
     """Return μ of each image without weather, N×d."""
     segments = city.district(split).segments
     number = segment_of(city, split, drive.truth[:, :2])
     heading = np.round(drive.truth[:, 2] / (np.pi / 2)).astype(int) % 4
     _, local = city.locate(drive.truth[:, :2])
-    own = np.empty((len(number), looks.dim))
+    own = np.empty((len(number), model.dim))
     shared = np.zeros_like(own)
     fraction = np.zeros(len(number))
     keys = np.where(number >= 0, number, len(segments) + _junction(local, city.blocks))
@@ -276,14 +283,14 @@ def _looks(city: SyntheticCity, split: str, drive: CityDrive, looks: Looks) -> N
             if key < len(segments):
                 segment = segments[key]
                 start = float(segment.start[segment.axis])
-                common = {ALIASED: looks.aliased, FEATURELESS: looks.featureless}
+                common = {ALIASED: model.aliased, FEATURELESS: model.featureless}
                 fraction[rows] = common.get(segment.kind, 0.0)
                 seed = segment.seed if segment.kind == ALIASED else -1
-                shared[rows] = _curve((city.seed, 74, seed + 2, direction), looks, along - start)
-            own[rows] = _curve((city.seed, 75, int(key), direction), looks, along - start)
-    everywhere = _unit(np.random.default_rng([city.seed, 76]).normal(size=looks.dim))
+                shared[rows] = _curve((city.seed, 74, seed + 2, direction), model, along - start)
+            own[rows] = _curve((city.seed, 75, int(key), direction), model, along - start)
+    everywhere = _unit(np.random.default_rng([city.seed, 76]).normal(size=model.dim))
     look = np.sqrt(fraction)[:, None] * shared + np.sqrt(1 - fraction)[:, None] * own
-    return _unit(np.sqrt(looks.common) * everywhere + np.sqrt(1 - looks.common) * _unit(look))
+    return _unit(np.sqrt(model.common) * everywhere + np.sqrt(1 - model.common) * _unit(look))
 
 
 def _junction(local: NDArray[np.float64], blocks: tuple[int, int]) -> NDArray[np.int64]:
@@ -291,12 +298,14 @@ def _junction(local: NDArray[np.float64], blocks: tuple[int, int]) -> NDArray[np
     return east * (blocks[1] + 1) + north
 
 
-def _curve(entropy: tuple[int, ...], looks: Looks, along: NDArray[np.float64]) -> NDArray[np.float64]:
+def _curve(
+    entropy: tuple[int, ...], model: AppearanceModel, along: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Evaluate a smooth random curve on the sphere: white noise every half length, with a Gaussian kernel."""
-    knots = np.arange(-60.0, 160.0, looks.length / 2)
-    values = np.random.default_rng(entropy).normal(size=(len(knots), looks.dim))
+    knots = np.arange(-60.0, 160.0, model.length / 2)
+    values = np.random.default_rng(entropy).normal(size=(len(knots), model.dim))
     # The product of two such kernels has √2 of the width, so cosines fall over ``length`` metres.
-    kernel = np.exp(-0.5 * ((along[:, None] - knots) / (looks.length / np.sqrt(2))) ** 2)
+    kernel = np.exp(-0.5 * ((along[:, None] - knots) / (model.length / np.sqrt(2))) ** 2)
     return _unit(kernel @ values)
 
 

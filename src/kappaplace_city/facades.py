@@ -38,9 +38,9 @@ def _grain(rng: np.random.Generator, shape: tuple[int, int], strength: float) ->
     return 1 + strength * (0.6 * field + 0.4 * rng.normal(0, 1, shape))
 
 
-def _stripe_mask(length: int, count: int, fill: float, margin: float = 0.06) -> np.ndarray:
+def _stripe_mask(length: int, count: int, fill: float) -> np.ndarray:
     """Return `count` equal stripes over `length` texels; each fills the fraction `fill` of its bay."""
-    bay = (np.arange(length) / length - margin) / (1 - 2 * margin) * count
+    bay = (np.arange(length) / length - 0.06) / 0.88 * count
     inside = (bay >= 0) & (bay < count)
     return np.asarray(inside & (np.abs(bay % 1.0 - 0.5) < fill / 2))
 
@@ -116,9 +116,8 @@ def _windows(plot: _Plot, bottom: int, storey: int, storeys: int) -> None:
         lit = rng.random(columns)[bay_number] < 0.45
         plot.box(bays & lit, low, high, glass * 1.15, LIT)
         plot.box(bays & ~lit, low, high, glass)
-        plot.box(
-            bays, high - 0.35 * (high - low), high, glass * 1.5, PLAIN
-        )  # sky reflected in the upper pane
+        # The sky is reflected in the upper pane.
+        plot.box(bays, high - 0.35 * (high - low), high, glass * 1.5, PLAIN)
         plot.box(mullion, low, high, frame)
         plot.box(frames, low - 2, low - 1, sill, LEDGE)
         if balcony:
@@ -187,13 +186,8 @@ def _roof(plot: _Plot, eaves: int) -> None:
         top = eaves + rise * 0.7 * ((plot.u / plot.width * 3) % 1)
     plot.fill((plot.z >= eaves) & (plot.z < top[:, None]), color, LEDGE)
     if kind == 3 and rise > 12:
-        plot.box(
-            _stripe_mask(plot.width, max(2, plot.width // 30), 0.35),
-            eaves + 3,
-            eaves + 10,
-            hsv(0.6, 0.2, 0.8),
-            LIT,
-        )
+        dormers = _stripe_mask(plot.width, max(2, plot.width // 30), 0.35)
+        plot.box(dormers, eaves + 3, eaves + 10, hsv(0.6, 0.2, 0.8), LIT)
     cornice = hsv(rng.choice(_WALL_HUES), rng.uniform(0, 0.4), rng.uniform(0.4, 0.95))
     plot.box(np.ones(plot.width, bool), eaves - 3, eaves, cornice, LEDGE)
     if rng.random() < 0.4:
@@ -210,11 +204,8 @@ def _building(width: int, rng: np.random.Generator) -> _Plot:
     eaves = ground + storeys * storey
     vivid = rng.random() < 0.15
     hue = rng.choice(_WALL_HUES) + rng.normal(0, 0.015)
-    _wall(
-        plot,
-        eaves,
-        hsv(hue, rng.uniform(0.5, 0.75) if vivid else rng.uniform(0.04, 0.5), rng.uniform(0.4, 0.95)),
-    )
+    saturation = rng.uniform(0.5, 0.75) if vivid else rng.uniform(0.04, 0.5)
+    _wall(plot, eaves, hsv(hue, saturation, rng.uniform(0.4, 0.95)))
     _windows(plot, ground, storey, storeys)
     _ground_floor(plot, ground)
     _roof(plot, eaves)

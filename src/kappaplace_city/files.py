@@ -44,23 +44,9 @@ def image_names(views: CityViews, size: int | tuple[int, int]) -> list[str]:
     names = []
     for row, content in enumerate(_fingerprints(views, checked_size(size))):
         east, north = views.positions[row]
-        fields = (
-            f"{east:010.2f}",
-            f"{north:010.2f}",
-            f"{zone}",
-            letter,
-            f"{latitude[row]:.6f}",
-            f"{longitude[row]:.6f}",
-            f"{row:06d}{content}",
-            "0",
-            f"{views.heading[row]:.2f}",
-            "0",
-            "0",
-            f"{views.city.camera.height:g}",
-            "",
-            "synthetic",
-        )
-        names.append("@" + "@".join(fields) + "@.jpg")
+        place = f"{east:010.2f}@{north:010.2f}@{zone}@{letter}@{latitude[row]:.6f}@{longitude[row]:.6f}"
+        view = f"{row:06d}{content}@0@{views.heading[row]:.2f}@0@0@{views.city.camera.height:g}"
+        names.append(f"@{place}@{view}@@synthetic@.jpg")
     return names
 
 
@@ -102,10 +88,8 @@ def _write_table(folder: Path, table: list[list[str]]) -> None:
     def write(part: Path) -> None:
         with part.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream)
-            writer.writerow(
-                ["file", "split", "is_query", *CONDITION_NAMES, "damage", "featureless", "aliased"]
-            )
-            writer.writerows(table)
+            columns = ("file", "split", "is_query", *CONDITION_NAMES, "damage", "featureless", "aliased")
+            writer.writerows([columns, *table])
 
     replace_file(folder / CONDITIONS_FILE, write)
 
@@ -144,7 +128,7 @@ def write_city(
     make_folder(folder)
     for split, photos in views.items():
         if photos.split != split:
-            raise KappaPlaceError(f"The views of '{split}' must be of this split, got '{photos.split}'.")
+            raise KappaPlaceError(f"views[{split!r}] must be views of this split, got {photos.split!r}.")
         names = [f"{_folder_of(photos, row)}/{name}" for row, name in enumerate(image_names(photos, size))]
         paths = [folder / name for name in names]
         for parent in {path.parent for path in paths}:

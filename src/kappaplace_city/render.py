@@ -18,7 +18,7 @@ from kappaplace_city.scenery import (
     LEVELS,
     SIZE,
     VANS,
-    VEHICLE_METRES,
+    VEHICLE_METERS,
     Atlas,
     Ground,
     build_atlas,
@@ -170,7 +170,7 @@ def _draw_walls(scenery: Scenery, camera: Camera, rays: _Rays) -> tuple[np.ndarr
 
 
 def _visible_objects(scenery: Scenery, camera: Camera, local: np.ndarray, heading: np.ndarray) -> np.ndarray:
-    """Return the nearest visible objects, N × K × (right, depth, width, height, sprite); none: depth inf."""
+    """Return the nearest visible objects, N × K × (right, depth, width, height, sprite)."""
     objects = scenery.objects
     angle = np.radians(heading.astype(np.float64))[:, None]
     east = objects[:, 0] - local[:, :1]
@@ -200,7 +200,7 @@ def _vehicles(camera: Camera, level: float, seed: int, wall_depth: np.ndarray) -
     near = 11 - 7 * np.clip((level - enters) / (1 - enters), 0, 1)
     column = np.clip((stations * len(wall_depth)).astype(int), 0, len(wall_depth) - 1)
     depth = np.minimum(near, 0.85 * wall_depth[column])
-    length, height = np.array(VEHICLE_METRES)[kinds].T
+    length, height = np.array(VEHICLE_METERS)[kinds].T
     sprite = np.array([CARS[0], VANS[0], BUSES[0]])[kinds] + number
     right = (2 * stations - 1) * edge * depth
     depth = np.where(level > enters, depth, np.inf)

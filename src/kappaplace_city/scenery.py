@@ -17,7 +17,7 @@ from kappaplace_city.world import FEATURELESS, PAVEMENT, PITCH, ROAD_WIDTH, STRE
 
 SIZE = 96  # texels, both ways; stretched to the object's metres
 TREES, LAMPS, STALLS, CARS, VANS, BUSES = (range(8 * kind, 8 * kind + 8) for kind in range(6))
-VEHICLE_METRES = ((4.4, 1.5), (5.6, 2.4), (11.0, 3.3))  # length and height of cars, vans, buses
+VEHICLE_METERS = ((4.4, 1.5), (5.6, 2.4), (11.0, 3.3))  # length and height of cars, vans, buses
 OBJECT_FIELDS = ("east", "north", "width", "height", "sprite")
 
 _U, _Z = np.meshgrid(np.linspace(0, 1, SIZE), np.linspace(0, 1, SIZE), indexing="ij")
@@ -81,13 +81,13 @@ def _stall(rng: np.random.Generator) -> np.ndarray:
 
 
 def _vehicle(
-    rng: np.random.Generator, metres: tuple[float, float], roof: float, hood: float, windows: float
+    rng: np.random.Generator, meters: tuple[float, float], roof: float, hood: float, windows: float
 ) -> np.ndarray:
     """Paint the side view of a vehicle.
 
     Args:
         rng: Random generator.
-        metres: Length and height.
+        meters: Length and height.
         roof: Height of the low ends, as a fraction.
         hood: Length of the low ends, as a fraction.
         windows: Lower edge of the windows, as a fraction.
@@ -105,9 +105,8 @@ def _vehicle(
         _rectangle(canvas, (post, post + 0.025, windows, 0.9), paint)
     _rectangle(canvas, (0.01, 0.99, 0.14, 0.2), paint * 0.5)
     for center in (0.2, 0.8):
-        wheel = ((_U - center) * metres[0]) ** 2 + ((_Z - 0.14) * metres[1]) ** 2 < (
-            0.15 * metres[1] + 0.1
-        ) ** 2
+        radius = 0.15 * meters[1] + 0.1
+        wheel = ((_U - center) * meters[0]) ** 2 + ((_Z - 0.14) * meters[1]) ** 2 < radius**2
         canvas[wheel] = [25, 25, 28, PLAIN]
     _rectangle(canvas, (0.01, 0.04, 0.3, 0.4), np.array([250.0, 240, 200]), LIT)
     _rectangle(canvas, (0.96, 0.99, 0.3, 0.4), np.array([200.0, 20, 20]), LIT)
@@ -118,9 +117,9 @@ def paint_sprites(city_seed: int) -> list[np.ndarray]:
     """Paint all sprites, in the order of the index ranges above."""
     rng = np.random.default_rng([city_seed, 7])
     sprites = [_tree(rng) for _ in TREES] + [_lamp(rng) for _ in LAMPS] + [_stall(rng) for _ in STALLS]
-    sprites += [_vehicle(rng, VEHICLE_METRES[0], 0.58, 0.2, 0.58) for _ in CARS]
-    sprites += [_vehicle(rng, VEHICLE_METRES[1], 0.6, 0.08, 0.55) for _ in VANS]
-    sprites += [_vehicle(rng, VEHICLE_METRES[2], 0.95, 0.0, 0.45) for _ in BUSES]
+    sprites += [_vehicle(rng, VEHICLE_METERS[0], 0.58, 0.2, 0.58) for _ in CARS]
+    sprites += [_vehicle(rng, VEHICLE_METERS[1], 0.6, 0.08, 0.55) for _ in VANS]
+    sprites += [_vehicle(rng, VEHICLE_METERS[2], 0.95, 0.0, 0.45) for _ in BUSES]
     return sprites
 
 
@@ -258,18 +257,18 @@ _ZEBRA, _DASH, _GAP, _PAVEMENT, _KERB, _STRIPE, _ROAD, _MIDDLE = range(8)
 
 
 def _pattern(pitch: float, blocks: int) -> np.ndarray:
-    metres = np.arange(0, pitch, 1 / 8)
-    beside = metres - STREET_WIDTH  # beyond the street: along a block
+    meters = np.arange(0, pitch, 1 / 8)
+    beside = meters - STREET_WIDTH  # beyond the street: along a block
     block = pitch - STREET_WIDTH
     zebra = (np.abs(beside - 2.5) < 1.5) | (np.abs(block - beside - 2.5) < 1.5)
     dash = (beside % 6.0 < 3.0) & (beside > 6) & (beside < block - 6)
     codes = np.where(zebra, _ZEBRA, np.where(dash, _DASH, _GAP))
-    across = np.abs(metres - STREET_WIDTH / 2)
-    road = np.where(metres % 1.2 < 0.6, _STRIPE, _ROAD)
+    across = np.abs(meters - STREET_WIDTH / 2)
+    road = np.where(meters % 1.2 < 0.6, _STRIPE, _ROAD)
     street = np.where(across < 0.12, _MIDDLE, road)
     street = np.where(across >= STREET_WIDTH / 2 - PAVEMENT, _KERB, street)
     street = np.where(across >= STREET_WIDTH / 2 - PAVEMENT + 0.25, _PAVEMENT, street)
-    one = np.where(metres < STREET_WIDTH, street, codes)
+    one = np.where(meters < STREET_WIDTH, street, codes)
     return np.resize(one, (blocks + 1) * len(one)).astype(np.int32)
 
 

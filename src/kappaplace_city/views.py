@@ -90,7 +90,7 @@ class ViewOptions:
 
     @property
     def bins(self) -> np.ndarray:
-        """First degree of each photographed 30° bin, evenly around."""
+        """First degree of each photographed bin of 30°; bins are evenly spaced."""
         return np.arange(self.headings) * (360.0 / self.headings)
 
 
@@ -130,7 +130,7 @@ def reference_poses(city: SyntheticCity, split: str, options: ViewOptions) -> np
 def query_poses(
     city: SyntheticCity, split: str, options: ViewOptions, rng: np.random.Generator
 ) -> np.ndarray:
-    """Sample poses off the survey line and slightly turned, evenly over the road, queries × 3."""
+    """Sample query poses, queries × 3: beside the survey line, slightly turned, evenly over the road."""
     count = options.queries
     corners, axis = city.road_cells(split)
     rounds = [rng.permutation(len(corners)) for _ in range(-(-count // len(corners)))]

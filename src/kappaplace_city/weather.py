@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from PIL import Image, ImageFilter
 
+from kappaplace.checks import choice
 from kappaplace.errors import KappaPlaceError
 from kappaplace_city.facades import LEAF, LEDGE, LIT, PAVED, ROAD, SKY
 
@@ -94,11 +95,8 @@ class Conditions:
         Raises:
             KappaPlaceError: If a condition is unknown or a level is not between 0 and 1.
         """
-        unknown = set(levels) - set(CONDITION_NAMES)
-        if unknown:
-            raise KappaPlaceError(
-                f"Unknown condition {min(unknown)}. Choose from: {', '.join(CONDITION_NAMES)}."
-            )
+        for name in levels:
+            choice(name, CONDITION_NAMES, "condition")
         return cls(**{name: np.full(count, levels.get(name, 0.0), np.float32) for name in CONDITION_NAMES})
 
     @classmethod
@@ -265,9 +263,8 @@ def apply(pixels: np.ndarray, depth: np.ndarray, conditions: Conditions, seeds: 
     """
     out = np.ascontiguousarray(pixels[..., :3])
     material = pixels[..., 3]
-    in_air = [
-        getattr(conditions, name) for name in CONDITION_NAMES if name != "occlusion"
-    ]  # `render` draws occlusion
+    # `render` draws occlusion.
+    in_air = [getattr(conditions, name) for name in CONDITION_NAMES if name != "occlusion"]
     changed = np.flatnonzero(np.any(in_air, axis=0))
     if not len(changed):
         return out
@@ -283,8 +280,7 @@ def apply(pixels: np.ndarray, depth: np.ndarray, conditions: Conditions, seeds: 
         brightness = 1 - np.float32(0.85) * weather.night[rows]
         rgb[rows] = fog(rgb[rows], depth[changed[rows]], weather.fog[rows], brightness)
     for number, row in enumerate(changed):
-        levels = {
-            name: float(getattr(weather, name)[number]) for name in ("night", "rain", "blur", "exposure")
-        }
+        names = ("night", "rain", "blur", "exposure")
+        levels = {name: float(getattr(weather, name)[number]) for name in names}
         out[row] = _sensor(rgb[number], levels, int(seeds[row]))
     return out

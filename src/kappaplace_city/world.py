@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kappaplace.errors import KappaPlaceError
+from kappaplace.checks import choice
 
 SPLITS = ("train", "val", "test")  # one district each
 CELL = 10.0  # metres; the usual class cell of place recognition
@@ -83,8 +83,7 @@ class District:
 
 def split_number(split: str) -> int:
     """Return the number of a split; fail for an unknown name."""
-    if split not in SPLITS:
-        raise KappaPlaceError(f"Unknown split {split!r}. Choose from: {', '.join(SPLITS)}.")
+    choice(split, SPLITS, "split")
     return SPLITS.index(split)
 
 

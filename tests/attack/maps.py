@@ -28,9 +28,9 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import sealed
 from kappaplace.maps import LocalizeOptions, PlaceMap
 from kappaplace.maps.exchange import export_map
+from kappaplace.maps.store import verify_folder
 from kappaplace.maps.store.manifest import MANIFEST, read_manifest
 from kappaplace.maps.store.segments import file_record
-from kappaplace.maps.store.verify import verified
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.records import to_plain
@@ -146,7 +146,7 @@ def map_flips(folder: Path, tries: int, rng: random.Random) -> Row:
     before = content()
 
     def answers() -> Any:
-        answer, (_, problems) = map_answers(folder), verified(folder)
+        answer, (_, problems) = map_answers(folder), verify_folder(folder)
         return answer, bool(problems) or content() == before
 
     return flips(f"bit flips, {folder.name}", folder, answers, tries, rng)
@@ -276,7 +276,7 @@ def use(folder: Path, change: bool) -> None:
         change: Whether to change it as well, which waits for the disk.
     """
     steps: list[Callable[[], object]] = [
-        lambda: verified(folder),
+        lambda: verify_folder(folder),
         lambda: map_answers(folder),
         lambda: PlaceMap.open(folder).info(),
         lambda: PlaceMap.open(folder).notes(),

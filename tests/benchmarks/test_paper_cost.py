@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import paper_cost
-from kappaplace.evaluation.paper_numbers import COST
+from kappaplace.evaluation.paper import COST
 from kappaplace.models.place_model import PlaceModel
 
 ROOT = Path(__file__).parents[2]

@@ -1,15 +1,11 @@
-"""Timing in turn, slopes, memory."""
+"""Timing in turn, and memory."""
 
 from __future__ import annotations
 
 import time
 
-import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from growth import Curve, curve, growth_figure, slope
 from kappaplace.cli.bench import Rounds, interleaved, ratio
 from overhead import peak_bytes
 
@@ -35,12 +31,6 @@ def test_the_ratio_is_the_median_of_the_rounds() -> None:
     assert ratio([1.0, 4.0, 9.0], [1.0, 2.0, 1.0]) == 2.0
 
 
-@given(power=st.floats(-2, 3), level=st.floats(1e-3, 1e3))
-def test_a_power_is_its_own_slope(power: float, level: float) -> None:
-    x = [1.0, 3.0, 10.0, 50.0]
-    assert slope(x, [level * v**power for v in x]) == pytest.approx(power, abs=1e-6)
-
-
 def test_peak_memory_is_what_lives_at_a_time() -> None:
     kib = 256 * 4  # a float32 has four bytes
 
@@ -53,13 +43,3 @@ def test_peak_memory_is_what_lives_at_a_time() -> None:
 
     assert peak_bytes(one_after_the_other, CPU) == 1024 * kib
     assert peak_bytes(at_once, CPU) == 3 * 1024 * kib
-
-
-def test_a_curve_measures_each_size_and_its_picture_shows_both() -> None:
-    found = curve("copies", "numbers", [2000, 200_000], lambda n: lambda: torch.zeros(n) + 1, CPU, 2)
-    assert slope(found.x, found.bytes) == pytest.approx(1, abs=0.05)
-    assert [record["x"] for record in found.records()] == [2000, 200_000]
-    figure = growth_figure([found, Curve("c", "pixels", (1, 10), (0.1, 1.0), (10.0, 1000.0))])
-    texts = [text.get_text() for axis in figure.axes for text in axis.get_legend().get_texts()]
-    assert "slope 2.00" in texts
-    assert "slope 1.00" in texts

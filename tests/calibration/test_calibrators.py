@@ -20,8 +20,8 @@ from kappaplace.calibration.calibrators import (
     Temperature,
     best_calibrator,
     fit_calibrator,
+    pool_adjacent_violators,
 )
-from kappaplace.calibration.logistic import pool_adjacent_violators
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import RecordError, from_plain, to_plain
 from tests.calibration.helpers import informative
@@ -158,9 +158,9 @@ def test_perfectly_separated_scores_stay_finite(kind: type[Calibrator]) -> None:
 @pytest.mark.parametrize(
     ("u", "right", "word"),
     [
-        (np.linspace(0, 1, 20), np.ones(20, bool), "All 20 outcomes are correct"),
-        (np.linspace(0, 1, 20), np.zeros(20, bool), "All 20 outcomes are incorrect"),
-        (np.full(20, 0.3), np.arange(20) < 9, "constant score"),
+        (np.linspace(0, 1, 20), np.ones(20, bool), "all 20 are correct"),
+        (np.linspace(0, 1, 20), np.zeros(20, bool), "all 20 are incorrect"),
+        (np.full(20, 0.3), np.arange(20) < 9, "must vary"),
         (np.linspace(0, 1, 5), np.arange(5) < 2, "at least 10 outcomes"),
         (np.append(np.linspace(0, 1, 19), np.nan), np.arange(20) < 9, "1 of 20 are NaN"),
         (np.linspace(0, 1, 20), np.arange(20.0), "booleans"),

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.expected import ESTIMATED, expected_at, expected_curve, rule_for, stated_risk
-from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.errors import KappaPlaceError
 
@@ -84,7 +85,7 @@ def test_queries_from_outside_count_as_often_as_stated() -> None:
 def test_a_rule_by_probability_stays_one() -> None:
     uncertainty, right = sample(60, 5)
     made = fit_calibration(
-        Examples(uncertainty, right, ["cosine"], labelled=False), CalibrateOptions(max_risk=0.01)
+        Examples(uncertainty, right, ["cosine"], labeled=False), CalibrateOptions(max_risk=0.01)
     )
     assert made.rule.on == "probability"
     rule = rule_for(made, 0.3)

@@ -15,6 +15,7 @@ from kappaplace.cli import doctor
 from kappaplace.cli.doctor import Check, examine, is_usable
 from kappaplace.errors import MissingExtra, install_command
 from kappaplace.models import shipped
+from kappaplace.version import NOT_INSTALLED
 from tests.cli.test_main import run
 
 
@@ -67,7 +68,7 @@ def test_the_command_for_an_extra_is_that_of_the_documentation(monkeypatch: pyte
     assert install_command("video") == "pip install 'kappaplace[video]'"
     error = str(MissingExtra("Reading videos", "video"))
     assert error == f'Reading videos needs the extra "video". Install it with: {install_command("video")}'
-    without("kappaplace", monkeypatch)
+    monkeypatch.setattr("kappaplace.errors.package_version", lambda: NOT_INSTALLED)
     assert install_command("video") == "pip install -e '.[video]'"
 
 

@@ -94,7 +94,7 @@ def test_a_map_from_birth_to_another_model(kappaplace, model, town_folder, town,
 
     part = next((out / "segments").rglob("kappa.npy"))
     part.write_bytes(part.read_bytes()[:-1] + b"\xff")
-    assert "1 problems" in kappaplace("map", "verify", out, code=1)
+    assert "1 problem found" in kappaplace("map", "verify", out, code=1)
 
 
 def test_calibrate_and_what_it_promises(kappaplace, model, town_folder, tmp_path):  # noqa: F811

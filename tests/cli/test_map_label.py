@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from kappaplace.cli.main import BAD_INPUT
-from kappaplace.maps.notes import monitor_file
+from kappaplace.maps.tune.label_sheet import read_labels, write_labels
+from kappaplace.maps.tune.monitor import monitor_file
 from tests.cli.test_map import kappaplace, model  # noqa: F401  # fixtures
 from tests.maps.conftest import town, town_folder  # noqa: F401  # fixtures
 
@@ -37,20 +38,25 @@ def drive(town, tmp_path: Path) -> Path:  # noqa: F811
     return folder
 
 
-def test_label_in_the_terminal_and_calibrate(kappaplace, built, drive, tmp_path, monkeypatch):  # noqa: F811
-    out, now = tmp_path / "labels.csv", tmp_path / "now.jpg"
+def label_rows(file: Path, labels: list[str]) -> None:
+    """Write labels to the first rows of a file, as a person does in a spreadsheet."""
+    sheet = read_labels(file)
+    for position, label in enumerate(labels):
+        sheet = sheet.with_label(position, label)
+    write_labels(sheet, file)
+
+
+def test_label_and_calibrate(kappaplace, built, drive, tmp_path):  # noqa: F811
+    out = tmp_path / "labels.csv"
     words = ("map", "label", built, drive, "--out", out)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\nu\nq\n"))
-    output = kappaplace(*words, "--picture", now)
+    output = kappaplace(*words)
     assert "56 queries sampled at random from 56 (seed 0)" in output
     assert "Make sure that no two of them show the same place" in output
-    assert "2 of 56 labels" in output
-    assert now.exists()
+    assert "0 of 56 labels" in output
+    label_rows(out, ["yes", "unknown"])
     assert "at least 20 labels" in kappaplace("calibrate", built, "--labels", out, code=BAD_INPUT)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\nn\n" + 60 * "y\n"))
-    output = kappaplace(*words)
-    assert "3 of 56\n" in output
-    assert "56 of 56 labels" in output
+    label_rows(out, ["yes", "unknown", "yes", "no", *["yes"] * 52])
+    assert "56 of 56 labels" in kappaplace(*words)
     asked = ("calibrate", built, "--labels", out, "--max-risk", 0.3, "--confidence", 0.8)
     assert "got 0 of 56" in kappaplace(*asked, code=BAD_INPUT)  # all of them are copies of map images
     calibration = json.loads(kappaplace(*asked, "--keep-twins", "--json"))

@@ -18,7 +18,7 @@ from kappaplace.data.readers.trajectory import read_poses
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.graph_files import write_tum
+from kappaplace.slam.drive_files import write_tum
 from tests.slam.synthetic import calibration
 
 RUN = CliRunner()
@@ -139,7 +139,7 @@ def test_cells_are_compared_once_and_an_unreadable_image_costs_nothing_else(driv
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["--calibration", "nothing.json"], "does not exist"),
+        (["--calibration", "nothing.json"], "There is no calibration"),
         (["--max-risk", "2"], "risk"),
         (["--drift", "nan"], "drift must"),
         (["--agreement", "3"], "least_agreement"),

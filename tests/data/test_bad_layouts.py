@@ -15,7 +15,7 @@ from PIL import Image
 
 from kappaplace.data.readers import read_layout
 from kappaplace.data.readers.layout import list_images
-from kappaplace.data.readers.vpr_bench import load_rows
+from kappaplace.data.readers.query_ref import load_rows
 from kappaplace.errors import KappaPlaceError
 
 Build = Callable[[Path], object]
@@ -104,9 +104,9 @@ def not_utf8(root: Path) -> None:
 
 ZONED, BARE = "@0550000.00@4180000.00@10@S@@@@@@@@@@@.jpg", "@0550001.00@4180000.00@@@@@@@@@@@@@.jpg"
 BAD: list[tuple[str, str, Build, str]] = [
-    ("extra cells", "csv", text("p.csv", "file,x,y\na.jpg,1,2,3\n", "a.jpg"), "row 1 has 4 cells but"),
+    ("extra cells", "csv", text("p.csv", "file,x,y\na.jpg,1,2,3\n", "a.jpg"), "line 2: expected 3 cells"),
     ("Latin-1", "csv", text("p.csv", b"file,x,y,note\na.jpg,1,2,\xfc\n", "a.jpg"), "not UTF-8 text .*0xfc"),
-    ("open quote", "csv", text("p.csv", b'file,x,y\n"a.jpg,1,2', "a.jpg"), "expected exactly one image"),
+    ("open quote", "csv", text("p.csv", b'file,x,y\n"a.jpg,1,2', "a.jpg"), "must name exactly one image"),
     ("text", "gt-json", gt('{"positives": ["a"]}'), "query 0 must be a list of reference indices"),
     ("null", "gt-json", gt('{"positives": [null]}'), "None is not a list"),
     ("object", "gt-json", gt('{"positives": [{"a": 1}]}'), "is not a list"),
@@ -122,14 +122,14 @@ BAD: list[tuple[str, str, Build, str]] = [
     ("a folder", "gt-json", gt(None), r"gt\.json cannot be read \(Is a directory\)"),
     ("latitude", "video", gpx('lat="x" lon="8"'), "lat of point 1 is not a number"),
     ("no longitude", "video", gpx('lat="50"'), "lon of point 1 is not a number"),
-    ("not UTF-8", "video", gpx('lat="50" lon="8"', "latin-1"), r"a\.gpx is not UTF-8"),
-    ("no queries", "pitts-mat", mat(qImageFns=np.zeros((0, 1), dtype=object)), "names no images in q"),
-    ("utmQ 3×1", "pitts-mat", mat(utmQ=np.ones((3, 1))), "utmQ is 3 but 1 images need 2×1"),
-    ("utmDb N×2", "pitts-mat", mat(utmDb=np.ones((3, 2))), "utmDb is 3×2 but 2 images need 2×2"),
+    ("not UTF-8", "video", gpx('lat="50" lon="8"', "latin-1"), r"a\.gpx is not valid GPX"),
+    ("no queries", "pitts-mat", mat(qImageFns=np.zeros((0, 1), dtype=object)), "lists no images in q"),
+    ("utmQ 3×1", "pitts-mat", mat(utmQ=np.ones((3, 1))), "utmQ must be 2×1 for 1 images, got 3"),
+    ("utmDb N×2", "pitts-mat", mat(utmDb=np.ones((3, 2))), "utmDb must be 2×2 for 2 images, got 3×2"),
     ("radius", "pitts-mat", mat(posDistThr="far"), "cannot be read as pitts-mat"),
-    ("truncated", "pitts-mat", mat(cut=60), "is not a readable Matlab file"),
-    ("place", "gsv-cities", gsv("x,2016,7,42,Rome,41.9,12.5,p"), "csv row 1, column place_id: 'x' is not an"),
-    ("latitude", "gsv-cities", gsv("1,2016,7,42,Rome,x,12.5,p"), "row 1, column lat: 'x' is not a number"),
+    ("truncated", "pitts-mat", mat(cut=60), r"a\.mat cannot be read"),
+    ("place", "gsv-cities", gsv("x,2016,7,42,Rome,41.9,12.5,p"), "line 2, column place_id: 'x' is not an"),
+    ("latitude", "gsv-cities", gsv("1,2016,7,42,Rome,x,12.5,p"), "line 2, column lat: 'x' is not a number"),
     ("no rows", "gsv-cities", gsv(), "Rome.csv contains no rows"),
     ("no column", "gsv-cities", text("Dataframes/Rome.csv", "place_id,year\n"), "has no column month"),
     ("zone 99", "at-names", pictures(ZONED.replace("@10@", "@99@")), "UTM zone 99S, which does not exist"),

@@ -87,7 +87,7 @@ BAD: list[tuple[str, str, Callable[[Path], None], str]] = [
     ("root", ".csv", with_csv_metadata(root=None), "metadata.root: expected text, got None"),
     ("neighbourhood", ".csv", with_csv_metadata(neighbourhood={"a": 1}), "cannot be read as a CSV table"),
     ("newer", ".csv", with_csv_metadata(version=2), "a table of version 2.* Upgrade"),
-    ("positives", ".csv", replaced(b"0 1\n", b"0 z\n"), "line 5: its positives are not a list of indices"),
+    ("positives", ".csv", replaced(b"0 1\n", b"0 z\n"), "line 5: positives must be indices"),
     ("role", ".csv", replaced(b",1,0 1\n", b",7,0 1\n"), "'7' is neither 0 nor 1"),
     ("place", ".csv", replaced(b",-1,", b",99999999999999999999,"), "column place"),
 ]

@@ -71,7 +71,7 @@ def test_groups_of_the_paper_by_hand() -> None:
     st.integers(2, 6),
     st.integers(2, 5),
 )
-def test_neighbours_never_share_a_group(
+def test_neighbors_never_share_a_group(
     corner: tuple[int, int], angle: float, per_axis: int, per_heading: int
 ) -> None:
     sectors = math.ceil(360 / angle - 1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kappaplace.data.readers.text import unix_time, unix_times
+from kappaplace.data.readers.layout import unix_time, unix_times
 
 
 @pytest.mark.parametrize(

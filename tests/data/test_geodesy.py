@@ -119,7 +119,7 @@ def test_an_image_without_a_zone_among_several_zones_raises():
 
 @pytest.mark.parametrize("frame", ["", "EPSG:12", "EPSG:1234567", "epsg:32632", "UTM 32", "EPSG:32632,"])
 def test_unknown_frames_raise(frame):
-    with pytest.raises(KappaPlaceError, match="Write local, EPSG:32632"):
+    with pytest.raises(KappaPlaceError, match="Write local, EPSG:32610"):
         frame_codes(frame)
 
 

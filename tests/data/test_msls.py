@@ -11,7 +11,7 @@ import pytest
 
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.readers import read_layout
-from kappaplace.data.split_groups import find_sessions
+from kappaplace.data.split import find_sessions
 from kappaplace.errors import KappaPlaceError
 
 

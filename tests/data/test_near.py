@@ -35,17 +35,17 @@ def table(near: Near, count: int) -> list[list[bool]]:
     return answer.tolist()
 
 
-def in_metres(points: np.ndarray, radius: float, a: int, b: int) -> bool:
+def in_meters(points: np.ndarray, radius: float, a: int, b: int) -> bool:
     """Return whether two positions are within the radius."""
     gap = points[a] - points[b]
     return a == b or bool(gap[0] ** 2 + gap[1] ** 2 <= radius**2)
 
 
 @given(positions(), REACH)
-def test_metres(points: np.ndarray, radius: float) -> None:
+def test_meters(points: np.ndarray, radius: float) -> None:
     count = len(points)
-    expected = [[in_metres(points, radius, a, b) for b in range(count)] for a in range(count)]
-    assert table(Near.metres(points, radius), count) == expected
+    expected = [[in_meters(points, radius, a, b) for b in range(count)] for a in range(count)]
+    assert table(Near.meters(points, radius), count) == expected
     images = PlaceImages.create([f"{i}.jpg" for i in range(count)], points)
     object.__setattr__(images, "neighborhood", Neighborhood("metres", radius))
     assert table(images.is_near, count) == expected
@@ -58,8 +58,8 @@ def test_the_wider_of_two_radii(points: np.ndarray, neighborhood: float, radius:
     for a in range(count):
         for b in range(count):
             squares = ((points[a] - points[b]) ** 2).sum()
-            expected[a][b] = in_metres(points, neighborhood, a, b) or bool(squares <= radius**2)
-    assert table(Near.metres(points, max(neighborhood, radius)), count) == expected
+            expected[a][b] = in_meters(points, neighborhood, a, b) or bool(squares <= radius**2)
+    assert table(Near.meters(points, max(neighborhood, radius)), count) == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=8), REACH)
@@ -90,18 +90,18 @@ def test_row_numbers_as_frames(count: int, reach: float) -> None:
 
 
 @given(st.sampled_from([2, 3]).flatmap(lambda axes: positions(axes, unposed=False)), REACH, st.data())
-def test_positions_or_distance_travelled(points: np.ndarray, radius: float, data: st.DataObject) -> None:
+def test_positions_or_distance_traveled(points: np.ndarray, radius: float, data: st.DataObject) -> None:
     count = len(points)
-    travelled = np.cumsum(data.draw(arrays(np.float64, count, elements=st.floats(0, 20))))
+    traveled = np.cumsum(data.draw(arrays(np.float64, count, elements=st.floats(0, 20))))
     expected = [
         [
             bool(((points[a] - points[b]) ** 2).sum() <= radius**2)
-            or bool(abs(travelled[a] - travelled[b]) <= radius)
+            or bool(abs(traveled[a] - traveled[b]) <= radius)
             for b in range(count)
         ]
         for a in range(count)
     ]
-    assert table(Near.metres(points, radius, travelled), count) == expected
+    assert table(Near.meters(points, radius, traveled), count) == expected
 
 
 @given(positions(), positions(), REACH)
@@ -119,12 +119,12 @@ def test_matches_within_the_radius_of_their_query(
 @given(positions(), COORDINATE, COORDINATE, REACH)
 def test_a_circle(points: np.ndarray, x: float, y: float, radius: float) -> None:
     expected = [row for row, at in enumerate(points) if (at[0] - x) ** 2 + (at[1] - y) ** 2 <= radius**2]
-    assert Near.metres(points, 1.0).within((x, y, radius)).tolist() == expected
+    assert Near.meters(points, 1.0).within((x, y, radius)).tolist() == expected
 
 
 def test_changed_columns_change_the_answer() -> None:
     points = np.array([[0.0, 0.0], [9.0, 0.0]])
-    near = Near.metres(points, 5.0)
+    near = Near.meters(points, 5.0)
     assert not near(0, 1)
     points[1] = 1.0
     assert near(0, 1)
@@ -140,4 +140,4 @@ def test_only_the_image_itself_and_no_circle_without_positions() -> None:
 @pytest.mark.filterwarnings("error")
 def test_distances_too_large_to_be_squared_are_not_near() -> None:
     points = np.array([[0.0, 0.0], [1e200, 0.0], [np.nan, np.nan]])
-    assert Near.metres(points, 25.0)(0, np.arange(3)).tolist() == [True, False, False]
+    assert Near.meters(points, 25.0)(0, np.arange(3)).tolist() == [True, False, False]

@@ -12,7 +12,7 @@ from kappaplace.data.check import summarize
 from kappaplace.data.geodesy import project
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.table import PlaceImages
+from kappaplace.data.table import PlaceImages, concatenate
 from kappaplace.errors import KappaPlaceError
 
 
@@ -63,7 +63,7 @@ def test_table_is_frozen():
         ({"heading": ["north", "east"]}, "heading"),
         ({"radius": 0.0}, "radius"),
         ({"frame": "EPSG:utm"}, "Unknown frame 'EPSG:utm'"),
-        ({"frame": "EPSG:32632;EPSG:32633"}, "Write local, EPSG:32632, or several"),
+        ({"frame": "EPSG:32632;EPSG:32633"}, "Write local, EPSG:32610 or"),
         ({"accuracy": [-1.0, 1.0]}, "negative position accuracy"),
         ({"given_positives": Positives.from_lists([[0]], 1)}, "got 1 and 1"),
     ],
@@ -80,11 +80,11 @@ def test_heading_wraps_around():
     assert PlaceImages.create(["a"], heading=[-1e-9]).heading[0] < 360.0
 
 
-def test_near_in_metres_frames_and_self():
-    metres = small(neighborhood=Neighborhood("metres", 10.0))
-    assert metres.is_near([0, 0, 0], [0, 1, 2]).tolist() == [True, True, False]
-    assert metres.is_near(np.arange(3)[:, None], np.arange(3)).shape == (3, 3)
-    assert metres.near(0).tolist() == [0, 1]
+def test_near_in_meters_frames_and_self():
+    meters = small(neighborhood=Neighborhood("metres", 10.0))
+    assert meters.is_near([0, 0, 0], [0, 1, 2]).tolist() == [True, True, False]
+    assert meters.is_near(np.arange(3)[:, None], np.arange(3)).shape == (3, 3)
+    assert meters.near(0).tolist() == [0, 1]
     frames = small(neighborhood=Neighborhood("frames", 1))
     assert frames.near(1).tolist() == [0, 1, 2]
     assert frames.near(0).tolist() == [0, 1]
@@ -154,8 +154,8 @@ def test_paths(tmp_path):
 def test_the_extent_is_measured_within_a_zone():
     positions, frame = project([51.5, 51.5, 42.36], [-0.001, 0.001, -71.06])
     table = PlaceImages.create(["a", "b", "c"], positions, frame=frame)
-    assert summarize(table).extent_metres == pytest.approx([138.8, 8], abs=4)
-    assert summarize(PlaceImages.create(["a"])).extent_metres == (0, 0)
+    assert summarize(table).extent_meters == pytest.approx([138.8, 8], abs=4)
+    assert summarize(PlaceImages.create(["a"])).extent_meters == (0, 0)
 
 
 def test_the_default_neighborhood_is_the_radius():
@@ -181,3 +181,44 @@ def test_bad_neighborhoods(text):
 def test_neighborhood_round_trip():
     for text in ("metres:25", "frames:5", "self", "metres:12.5"):
         assert str(Neighborhood.parse(text)) == text
+
+
+def route(folder: str, lists: list[list[int]], n: int, **rest: object) -> PlaceImages:
+    return PlaceImages.create(
+        [f"{i}.jpg" for i in range(n + len(lists))],
+        is_query=[False] * n + [True] * len(lists),
+        place=np.arange(n + len(lists)),
+        root=folder,
+        given_positives=Positives.from_lists(lists, n),
+        neighborhood=Neighborhood("frames", 2),
+        **rest,
+    )
+
+
+def test_listed_positives_and_frames_of_tables_are_not_mixed():
+    whole = concatenate([route("/data/a", [[0], [1]], 2), route("/data/b", [[0, 2]], 3)], name="both")
+    assert [whole.positives().of(q).tolist() for q in range(3)] == [[0], [1], [2, 4]]
+    assert whole.near(1).tolist() == [0, 1]
+    assert whole.near(2).tolist() == [2, 3, 4]
+    assert len(np.unique(whole.place)) == len(whole)
+    assert whole.name == "both"
+    assert whole.image_paths([0, 4]) == ["/data/a/0.jpg", "/data/b/0.jpg"]
+
+
+def test_positions_join_and_accuracy_is_filled_in():
+    a = PlaceImages.create(["q.jpg"], [[0, 0]], is_query=[True], root="/x", place=[7])
+    b = PlaceImages.create(["r.jpg"], [[3, 4]], root="/x", accuracy=[2.0], place=[7])
+    whole = concatenate([a, b], shared_places=True)
+    assert whole.positives().counts.tolist() == [1]
+    assert np.isnan(whole.accuracy[0])
+    assert whole.place.tolist() == [7, 7]
+    assert whole.paths.tolist() == ["q.jpg", "r.jpg"]
+
+
+def test_tables_that_do_not_match():
+    a = PlaceImages.create(["a.jpg"], [[0, 0]], frame="EPSG:32610")
+    b = PlaceImages.create(["b.jpg"], [[0, 0]], frame="EPSG:32611")
+    with pytest.raises(KappaPlaceError, match="must have the same frame"):
+        concatenate([a, b])
+    with pytest.raises(KappaPlaceError, match="no table"):
+        concatenate([])

@@ -62,7 +62,7 @@ def test_wrapped_angles_are_the_same_angles(angle: float) -> None:
 def test_a_chain_of_steps_is_the_trajectory() -> None:
     poses = p.chain(np.zeros(3), np.tile([1.0, 0.0, np.pi / 2], (4, 1)))
     assert np.allclose(poses[4], [0, 0, 0], atol=1e-12)
-    assert np.allclose(p.distance_travelled(poses), [0, 1, 2, 3, 4])
+    assert np.allclose(p.distance_traveled(poses), [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("bad", [np.zeros(4), np.array([0, 0, np.nan]), np.zeros(7)])

@@ -57,14 +57,14 @@ def test_csv_named_columns_and_errors(tmp_path):
     images(tmp_path, "a.jpg", "x/b.jpg", "y/b.jpg")
     file = tmp_path / "poses.csv"
     file.write_text("f,lat,lon,B\na.jpg,1,2,3\n", encoding="utf-8")
-    with pytest.raises(KappaPlaceError, match="Name the column of file names"):
+    with pytest.raises(KappaPlaceError, match="has no column of file names"):
         read_layout("csv", tmp_path)
     assert read_layout("csv", tmp_path, columns="path=f,heading=B").heading[0] == 3
     with pytest.raises(KappaPlaceError, match="one of the meanings path"):
         read_layout("csv", tmp_path, columns="path=g")
     for name in ("b.jpg", "none.jpg"):  # twice below the folder, or nowhere
         file.write_text(f"file,lat,lon\n{name},1,2\n", encoding="utf-8")
-        with pytest.raises(KappaPlaceError, match="expected exactly one image"):
+        with pytest.raises(KappaPlaceError, match="must name exactly one image"):
             read_layout("csv", tmp_path)
     file.write_text("file,lat,lon\na.jpg,one,2\n", encoding="utf-8")
     with pytest.raises(KappaPlaceError, match="'one' is not a number"):
@@ -91,7 +91,7 @@ def read_csv(folder: Path, text: str, **options: str):
 
 def test_a_folder_that_the_csv_states_is_never_ignored(tmp_path):
     images(tmp_path, "cam1/z.jpg", "cam1/a.jpg")
-    with pytest.raises(KappaPlaceError, match=r"row 2: expected exactly one image 'cam2/z.jpg'"):
+    with pytest.raises(KappaPlaceError, match=r"line 3: 'cam2/z.jpg' must name exactly one image"):
         read_csv(tmp_path, "file,x,y\ncam1/a.jpg,1,2\ncam2/z.jpg,3,4\n")
 
 
@@ -106,7 +106,7 @@ def test_names_that_are_the_end_of_a_path_are_matched_and_counted(tmp_path):
     images(root, "z.jpg")  # a name without folder means the image beside the CSV, not one of the deeper ones
     assert read_csv(root, "file,x,y\nz.jpg,1,2\n").paths.tolist() == ["z.jpg"]
     with pytest.raises(
-        KappaPlaceError, match="expected exactly one image"
+        KappaPlaceError, match="must name exactly one image"
     ):  # below another folder, in another disk
         read_csv(root, "file,x,y\nwalk/z.jpg,1,2\n")
 
@@ -135,15 +135,15 @@ def test_named_columns_decide_the_coordinates(tmp_path):
         ("file,y\na.jpg,1\n", "", r"column for y \(y\) but none for x"),
         ("file,lat,lon\na.jpg,1,2\n", "lat", "columns=lat has no column"),
         ("file,lat,lon\na.jpg,1,2\n", "lat=lon,lon=", "none for lon"),
-        ("file,x,y\na.jpg,1,2\nb.jpg,one,2\n", "", "poses.csv row 2, column x: 'one' is not a number"),
-        ("file,x,y,yaw\na.jpg,1,2,N\n", "", "row 1, column yaw: 'N' is not a number"),
+        ("file,x,y\na.jpg,1,2\nb.jpg,one,2\n", "", "poses.csv line 3, column x: 'one' is not a number"),
+        ("file,x,y,yaw\na.jpg,1,2,N\n", "", "line 2, column yaw: 'N' is not a number"),
         (
             "file,split\na.jpg,train\nb.jpg,val\n",
             "",
-            "row 2, column split: 'val' is neither query nor reference",
+            "line 3, column split: 'val' is neither query nor reference",
         ),
-        ("file,gps\na.jpg,Paris\n", "", "row 1, column gps: 'Paris' is not a latitude and longitude"),
-        ("file,x,y\n,1,2\n", "", "row 1: expected exactly one image ''"),
+        ("file,gps\na.jpg,Paris\n", "", "line 2, column gps: 'Paris' is not a latitude and longitude"),
+        ("file,x,y\n,1,2\n", "", "line 2: '' must name exactly one image"),
     ],
 )
 def test_what_a_csv_gets_wrong_is_told_with_its_place(tmp_path, text, columns, words):

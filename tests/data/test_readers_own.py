@@ -12,7 +12,7 @@ from PIL.TiffImagePlugin import IFDRational
 
 from kappaplace.data.geodesy import project
 from kappaplace.data.images import decode
-from kappaplace.data.readers import get_reader, read_layout
+from kappaplace.data.readers import READERS, read_layout
 from kappaplace.data.readers.photos import read_pose
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import BuildOptions, PlaceMap
@@ -122,7 +122,7 @@ def test_photos_heic_without_the_extra(tmp_path, without_heif, monkeypatch):
 
 
 def test_the_listing_asks_for_no_extra_that_jpegs_do_not_need():
-    reader = get_reader("photos")
+    reader = READERS["photos"]
     assert reader.extra == ""
     assert "extra heic for HEIC files" in reader.summary
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.readers import READERS, get_reader, read_layout
-from kappaplace.data.readers.text import unix_time
+from kappaplace.data.readers import READERS, read_layout
+from kappaplace.data.readers.layout import unix_time
 from kappaplace.errors import KappaPlaceError
 
 
@@ -241,7 +241,7 @@ def test_vpr_bench_pickled_ground_truth_is_read_without_pickle(tmp_path, protoco
     assert str(read_layout("vpr-bench", tmp_path, neighborhood="frames:5").neighborhood) == "frames:5"
 
 
-def test_vpr_bench_neighbourhood_is_the_longest_unbroken_run(tmp_path):
+def test_vpr_bench_neighborhood_is_the_longest_unbroken_run(tmp_path):
     """A place seen again at the end of the route does not make the whole route one place."""
     rows: list[list[object]] = [[0, [0, 1, 2, 3, 4, 11]], [1, [0, 10]], [2, [5]]]
     np.save(tmp_path / "ground_truth_new.npy", vpr_bench_folder(tmp_path, rows))
@@ -273,8 +273,8 @@ def test_gt_json(tmp_path):
     (tmp_path / "gt.json").write_text(json.dumps({"positives": [[1]]}), encoding="utf-8")
     assert str(read_layout("gt-json", tmp_path).neighborhood) == "self"
     for text, words in (
-        ('{"positives": [[3]]}', "outside 0 … 2"),
-        ('{"positives": [[1], [1]]}', "2 queries"),
+        ('{"positives": [[3]]}', "between 0 and 2"),
+        ('{"positives": [[1], [1]]}', "got 2"),
         ("{", "JSON"),
     ):
         (tmp_path / "gt.json").write_text(text, encoding="utf-8")
@@ -293,6 +293,6 @@ def test_registry_answers_for_every_layout(tmp_path):
         with pytest.raises(KappaPlaceError, match="has no option"):
             read_layout(reader.name, tmp_path, nonsense=1)
     with pytest.raises(KappaPlaceError, match=r"Unknown layout 'x'\. Choose from: at-names"):
-        get_reader("x")
+        read_layout("x", tmp_path)
     with pytest.raises(KappaPlaceError, match="must be a float"):
         read_layout("at-names", tmp_path, radius="wide")

@@ -81,7 +81,8 @@ def test_every_zone_has_its_panel(tmp_path):
         drawn = np.concatenate([panel.references, panel.queries, panel.lines[:, 2:]])
         assert np.ptp(drawn, axis=0).max() < 200
         assert len(panel.lines)
-        assert np.array_equal(panel.covered, table.positives().counts[panel.rows[1] // 2] > 0)
+    covered = np.concatenate([panel.covered for panel in view.panels])
+    assert int(covered.sum()) == int((table.positives().counts > 0).sum())
     assert view.title == "world · 3 zones"
     show(table, tmp_path / "map.png")
 

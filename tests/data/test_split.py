@@ -12,8 +12,7 @@ from scipy.spatial.distance import cdist
 
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.split import SplitOptions, leak_rate, split_table
-from kappaplace.data.split_groups import find_sessions
+from kappaplace.data.split import SplitOptions, find_sessions, leak_rate, split_table
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
@@ -114,7 +113,7 @@ def test_time_runs_forward_with_a_gap():
     assert split.dropped == 2 * 30 - 2
     assert abs(len(test.query_rows) - 400) < 40
     assert len(split.notes) == 1  # the map is the past, so there is nothing to warn of
-    with pytest.raises(KappaPlaceError, match="no timestamps and no frame numbers"):
+    with pytest.raises(KappaPlaceError, match="no times and no frame numbers"):
         split_table(replace(table, timestamp=np.full(len(table), np.nan)), SplitOptions("time"))
 
 
@@ -158,9 +157,9 @@ def test_a_route_without_times_is_cut_by_frame_numbers():
     assert len(calibration.reference_rows) == len(test.reference_rows) == 90
     assert (calibration.positives().counts > 0).all()
     assert split_table(route(100, 90), SplitOptions("time", gap=9.0)).dropped == 9
-    with pytest.raises(KappaPlaceError, match="smaller than the neighborhood frames:5"):
+    with pytest.raises(KappaPlaceError, match="at least the neighborhood frames:5"):
         split_table(route(100, 90), SplitOptions("time", gap=3.0))
-    with pytest.raises(KappaPlaceError, match="no timestamps and no frame numbers"):
+    with pytest.raises(KappaPlaceError, match="no times and no frame numbers"):
         split_table(route(100, 90, neighborhood=Neighborhood("self")), SplitOptions("time"))
     with pytest.raises(KappaPlaceError, match="single session"):
         split_table(route(100, 90))
@@ -219,7 +218,7 @@ def test_area_of_a_single_session_has_no_queries():
 
 def test_impossible_splits_raise():
     table = collection()
-    with pytest.raises(KappaPlaceError, match="would leak"):
+    with pytest.raises(KappaPlaceError, match="buffer must be at least"):
         split_table(table, SplitOptions("area", buffer=5.0))
     with pytest.raises(KappaPlaceError, match="Unknown source of sessions 'magic'"):
         split_table(table, SplitOptions("area", sessions="magic"))  # type: ignore[arg-type]

@@ -199,7 +199,7 @@ def recall(city: SyntheticCity, queries: np.ndarray, conditions: Conditions | No
     return np.linalg.norm(survey.positions[best] - queries[:, :2], axis=1) < 25
 
 
-def test_places_are_recognisable_and_damage_hurts(city):
+def test_places_are_recognizable_and_damage_hurts(city):
     views = city.views("test", queries=300, spacing=5)
     queries = views.poses[views.is_query]
     references = views.positions[~views.is_query]

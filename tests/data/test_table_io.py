@@ -131,7 +131,7 @@ def test_bad_files_raise(tmp_path):
     table(3).save(tmp_path / "t.csv")
     text = (tmp_path / "t.csv").read_text(encoding="utf-8")
     (tmp_path / "t.csv").write_text(text + "too,few\n", encoding="utf-8")
-    with pytest.raises(KappaPlaceError, match="line 6 has 2 cells"):
+    with pytest.raises(KappaPlaceError, match="line 6 must have 8 cells"):
         PlaceImages.open(tmp_path / "t.csv")
     (tmp_path / "t.csv").write_text(text.replace(",x,", ",z,"), encoding="utf-8")
     with pytest.raises(KappaPlaceError, match="lacks the column x"):

@@ -153,7 +153,7 @@ def for_models(folder: Path, patch: pytest.MonkeyPatch) -> Names:
     release_file(PlaceModel.create("resnet18", dim=32), head, folder / "best_model.pth")
     for_export(folder, patch)
     shutil.copy(folder / "lite0.onnx", folder / "place.onnx")
-    patch.setattr("kappaplace.models.checkpoint.fetch", lambda _: folder / "ResNet50_512_cosplace.pth")
+    patch.setattr("kappaplace.models.published.fetch", lambda _: folder / "ResNet50_512_cosplace.pth")
     patch.setattr("kappaplace.models.backbones.load_imagenet", lambda *_: None)
     patch.setattr(torch.hub, "load", lambda *_: Encoder())
     return {"kappaplace": __import__("kappaplace")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kappaplace.models.backbones import BACKBONES
-from kappaplace.models.published import HUB
+from kappaplace.models.registry import HUB
 from kappaplace.models.shipped import SHIPPED
 
 ROWS = [
@@ -20,10 +20,11 @@ def test_every_model_and_backbone_is_listed() -> None:
     assert set(STATED) == {*HUB, *BACKBONES, *SHIPPED}
 
 
-def test_licences_are_those_of_the_registries() -> None:
+def test_licenses_are_those_of_the_registries() -> None:
     for name, model in HUB.items():
-        assert STATED[name][0] == model.licence, name
-        assert (STATED[name][2] == "its authors'") == (model.kind == "torch.hub"), name
-        assert STATED[name][1] in model.where, name
+        assert STATED[name][0] == model.license, name
+        runs = {"torch.hub": "its authors'", "timm": "timm's"}.get(model.kind, "ours")
+        assert STATED[name][2] == runs, name
+        assert STATED[name][1] in model.location, name
     for name, spec in BACKBONES.items():
-        assert STATED[name][0] == spec.licence, name
+        assert STATED[name][0] == spec.license, name

@@ -51,7 +51,7 @@ def test_every_example_is_listed_and_tested() -> None:
     table = (ROOT / "examples/README.md").read_text(encoding="utf-8")
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     files = [path for path in (ROOT / "examples").rglob("*.*") if path.suffix in (".py", ".cpp", ".ipynb")]
-    assert len(files) == 6
+    assert len(files) == 7
     for file in files:
         assert f"`{file.relative_to(ROOT / 'examples').as_posix()}`" in table
         assert file.suffix == ".ipynb" or file.stem in tests

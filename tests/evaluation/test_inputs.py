@@ -1,15 +1,21 @@
-"""Input files: similarity matrices, positives, descriptors and the user's own scores."""
+"""Inputs of an evaluation: tables, files, own scores, and queries that are near-copies of references."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from kappaplace.data.appearance import TWIN_SECONDS, taken_together
 from kappaplace.data.positives import Positives
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation import Choices, EvaluationResult, evaluate, read_result, warnings_of, write_result
 from kappaplace.evaluation.arrays import (
     Labels,
     evaluate_descriptors,
@@ -20,7 +26,8 @@ from kappaplace.evaluation.arrays import (
 )
 from kappaplace.evaluation.inputs import Retrieved, from_similarities
 from kappaplace.evaluation.own_scores import read_own_score
-from kappaplace.evaluation.run import Choices
+from kappaplace.evaluation.run import Machine
+from kappaplace.metrics.bootstrap import Resampling, bootstrap
 from kappaplace.retrieval.exact import search, search_matrix
 
 QUICK = Choices(resamples=0)
@@ -153,7 +160,7 @@ def test_own_scores_of_pairs(tmp_path):
         ("query,uncertainty\n0,1\n0,2\n", "query 0 appears more than once"),
         ("query,reference,uncertainty\n0,1,1\n0,1,2\n", "query 0 with reference 1 appears more than once"),
         ("query,reference,uncertainty,probability\n0,1,1,0.5\n", "a probability belongs to a query"),
-        ("uncertainty,query\n0.5\n", "query '' is neither a number"),
+        ("uncertainty,query\n0.5\n", "line 2: the query must be a number"),
     ],
 )
 def test_invalid_own_scores_are_reported(text, message, tmp_path):
@@ -178,9 +185,9 @@ def test_own_scores_by_image_path_and_set(tmp_path, table):
         ("a,b\n1,2\n", "needs a first line with the names of its columns"),
         ("query,x\n1,2\n", "needs the column uncertainty"),
         ("query,uncertainty\n0,1\n", "lacks 11 of the 12 queries of SET"),
-        ("query,uncertainty\n99,1\n", "query '99' is neither a number from 0 to 11"),
-        ("query,uncertainty\n0,nan\n", "the uncertainty of query 0 must be a finite number, got 'nan'"),
-        ("query,uncertainty\n0\n", "the uncertainty of query 0 must be a finite number, got None"),
+        ("query,uncertainty\n99,1\n", "must be a number from 0 to 11 or an image path"),
+        ("query,uncertainty\n0,nan\n", "line 2: the uncertainty must be a finite number, got 'nan'"),
+        ("query,uncertainty\n0\n", "line 2: the uncertainty must be a finite number, got None"),
         ("query,probability\n" + "".join(f"{i},2\n" for i in range(12)), "between 0 and 1"),
     ],
 )
@@ -234,7 +241,7 @@ def test_bad_files(files, tmp_path):
         with pytest.raises(KappaPlaceError, match=r"p\.json"):
             read_positives(tmp_path / "p.json", 3)
     (tmp_path / "p.json").write_text("[[0], [7]]")
-    with pytest.raises(KappaPlaceError, match="reference index 7 is outside"):
+    with pytest.raises(KappaPlaceError, match="must be between 0 and 2, got 7"):
         read_positives(tmp_path / "p.json", 3)
     np.save(tmp_path / "q.npy", np.ones((4, 2), np.float32))
     np.save(tmp_path / "kappa.npy", np.ones(3))
@@ -244,3 +251,85 @@ def test_bad_files(files, tmp_path):
         list(evaluate_matrices([files[0]], Labels([files[1]] * 2), QUICK))
     with pytest.raises(KappaPlaceError, match="Pass --positives FILE or a table"):
         list(evaluate_matrices([files[0]], Labels(), QUICK))
+
+
+@pytest.fixture
+def planted(table: PlaceImages, tmp_path: Path) -> PlaceImages:
+    """The walk, and twelve of its references again as queries of another format; one is misplaced."""
+    copied = table.reference_rows[:12]
+    for number, row in enumerate(copied.tolist()):
+        Image.open(table.image_path(row)).save(tmp_path / f"{number}.jpg", quality=95)
+    paths = [*table.image_paths(np.arange(len(table))), *(str(tmp_path / f"{n}.jpg") for n in range(12))]
+    positions = np.concatenate([table.positions, table.positions[copied]])
+    positions[len(table)] += 400.0
+    is_query = np.concatenate([table.is_query, np.ones(12, bool)])
+    return PlaceImages.create(paths, positions, is_query=is_query, root=tmp_path, name="planted")
+
+
+def evaluated(tiny, table: PlaceImages, folder: Path, **changes: object) -> EvaluationResult:
+    return evaluate(tiny, table, Choices("l2,cosine", resamples=0, **changes), Machine(folder / "cache"))
+
+
+def test_twins_overstate_recall_and_are_left_out(tiny, table, planted, tmp_path):
+    right = evaluated(tiny, table, tmp_path).metrics["val"]["recall"]["R@1"]
+    without = evaluated(tiny, planted, tmp_path)
+    with_twins = evaluated(tiny, planted, tmp_path, keep_twins=True)
+    assert without.sets[0].facts["twins"] == 12
+    assert "12 near-copies of references excluded" in without.sets[0].facts["counted"]
+    assert without.metrics["planted"]["recall"]["R@1"] == right
+    assert len(with_twins.sets[0].hits) == len(without.sets[0].hits) + 12
+    assert with_twins.metrics["planted"]["recall"]["R@1"] > right + 0.1
+    assert with_twins.facts["keep_twins"]
+    assert "twins" not in with_twins.sets[0].facts
+    (warning,) = [line for line in warnings_of(without) if "the label of another place" in line]
+    assert str(tmp_path / "0.jpg") in warning
+
+
+def test_images_of_the_same_minute_are_twins(tiny, table, tmp_path):
+    times = np.full(len(table), np.nan)
+    times[table.reference_rows] = 1e9 + 3600.0 * np.arange(len(table.reference_rows))
+    times[table.query_rows[:4]] = 1e9 + TWIN_SECONDS * np.array([1.0, 1.01, -1.0, 59.5])
+    found = evaluated(tiny, replace(table, timestamp=times), tmp_path).sets[0]
+    assert found.facts["twins"] == 3
+    assert found.queries.tolist() == [1, *range(4, 24)]
+    times[table.query_rows] = 1e9
+    with pytest.raises(KappaPlaceError, match="--keep-twins"):
+        evaluated(tiny, replace(table, timestamp=times), tmp_path)
+    assert not taken_together(np.array([1.0, np.nan]), np.array([np.nan])).any()
+
+
+def test_a_benchmark_keeps_its_queries(tiny, planted, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "kappaplace.evaluation.inputs.check_protocol", lambda *_: SimpleNamespace(warnings=())
+    )
+    named = replace(planted, protocol="pitts30k-test")
+    assert len(evaluated(tiny, named, tmp_path).sets[0].hits) == len(planted.query_rows)
+
+
+def test_intervals_are_by_drive_if_the_table_has_several(tiny, table, tmp_path):
+    drive = np.array([f"drive {row % 6}" for row in range(len(table))])
+    several = replace(table, condition=drive.astype(table.condition.dtype))
+    result = evaluate(tiny, several, Choices("l2", resamples=20), Machine(tmp_path / "cache"))
+    sessions = result.sets[0].sessions
+    assert len(np.unique(sessions)) == 6
+    again = read_result(write_result(result, tmp_path / "out"))
+    np.testing.assert_array_equal(again.sets[0].sessions, sessions)
+    np.testing.assert_equal(again.metrics, result.metrics)
+    assert evaluated(tiny, table, tmp_path).sets[0].sessions is None
+
+
+def test_drives_are_drawn_as_a_whole():
+    """Queries of a drive that succeed together: their interval is that of the drives, not of the queries."""
+    rng = np.random.default_rng(0)
+    drive = np.repeat(np.arange(30), 20)
+    success = np.repeat(rng.random(30) < 0.6, 20)
+    plan = Resampling.of(600, groups=drive, resamples=400)
+    for rows in list(plan.rows())[:5]:
+        counts = np.bincount(rows, minlength=600).reshape(30, 20)
+        assert (counts == counts[:, :1]).all()
+        assert counts[:, 0].sum() == 30
+    spread = bootstrap(np.mean, (success,), plan).samples.std()
+    expected = np.sqrt(success.mean() * (1 - success.mean()) / 30)
+    assert spread == pytest.approx(expected, rel=0.15)
+    alone = bootstrap(np.mean, (success,), Resampling.of(600, resamples=400)).samples.std()
+    assert alone < spread / 3

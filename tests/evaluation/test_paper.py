@@ -13,8 +13,7 @@ import torch
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.protocols import PROTOCOLS
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.paper import SCORES, compare_with_paper, paper_rows, parse_models
-from kappaplace.evaluation.paper_numbers import (
+from kappaplace.evaluation.paper import (
     COST,
     LABELS,
     NUMBERS,
@@ -23,6 +22,10 @@ from kappaplace.evaluation.paper_numbers import (
     POOLED,
     PROTOCOLS_OF,
     ROLES,
+    SCORES,
+    compare_with_paper,
+    paper_rows,
+    parse_models,
 )
 from kappaplace.evaluation.run import Choices, Machine
 from kappaplace.models.checkpoint import load_model, save_model

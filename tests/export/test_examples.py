@@ -13,7 +13,8 @@ from PIL import Image
 
 from kappaplace import PlaceMap
 from kappaplace.calibration.combination import Signal, fit_combination
-from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.maps.exchange import export_map
 from kappaplace.models.export import ExportOptions, export_model

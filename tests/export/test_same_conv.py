@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from kappaplace.models.backbones.efficientnet_lite import SameConv2d
+from kappaplace.models.backbones.convolutional import SameConv2d
 from kappaplace.models.checkpoint import load_model
-from kappaplace.models.export.formats import OPSET
-from kappaplace.models.export.graph import translations, with_one_operator
+from kappaplace.models.export.formats import OPSET, translations, with_one_operator
 
 SIZES = [(64, 64), (65, 64), (33, 47), (40, 51)]
 

@@ -37,7 +37,7 @@ def test_maps_of_the_original_open_with_the_file_and_the_other_way_round(
     assert [match.name for match in actual.matches] == [match.name for match in expected.matches]
     assert actual.kappa == pytest.approx(expected.kappa, rel=1e-3)
     PlaceMap.build(folder, tmp_path / "b.map", str(file))
-    with pytest.raises(KappaPlaceError, match=r"Pass it with --model .*unless it is an exported file"):
+    with pytest.raises(KappaPlaceError, match=r"does not contain its model\. Pass it with --model"):
         PlaceMap.open(tmp_path / "b.map").localize(query, k=1)
     again = PlaceMap.open(tmp_path / "b.map", file)
     assert again.manifest.model.kappa

@@ -27,7 +27,8 @@ from kappaplace import (
 )
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
-from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.cli.main import app
@@ -41,7 +42,7 @@ from kappaplace.maps.tune.monitor import MapMonitor
 from kappaplace.models.checkpoint import load_checkpoint
 from kappaplace.models.shipped import shipped_folder
 from kappaplace.slam import Frame, LoopCloser
-from kappaplace.slam.graph_files import closure_message, write_tum
+from kappaplace.slam.drive_files import closure_message, write_tum
 from kappaplace.slam.loop_closer import ClosingSettings
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.settings import Settings, read_toml

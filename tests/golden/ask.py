@@ -122,7 +122,7 @@ def calibration(name: str, examples: dict[str, Any]) -> Any:
     """A calibration fitted on stored features."""
     features, right, outside = examples["features"], examples["right"], examples["outside"]
     if name == "lone":
-        alone = Examples(features[:, 0], right, ["cosine"], labelled=False)
+        alone = Examples(features[:, 0], right, ["cosine"], labeled=False)
         return fit_calibration(alone, CalibrateOptions(max_risk=None))
     options = CalibrateOptions(0.25, 0.9, outside_rate=0.2, calibrator="best" if name == "bent" else name)
     pairs = (examples["pair_features"], examples["pair_right"], SCORES[:2])

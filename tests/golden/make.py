@@ -282,11 +282,11 @@ def _calibrations() -> None:
 
 def _drive() -> None:
     """A drive whose images are nowhere: where they would be embedded, their descriptors lie already."""
-    from kappaplace_city.drives import Looks, drive_through, look_at
+    from kappaplace_city.drives import AppearanceModel, drive_through, look_at
 
     city = SyntheticCity(1, (2, 2), aliased=0.2, featureless=0.1)
     way = drive_through(city, legs=26, step=5.0, seed=1)
-    made = look_at(city, "test", way, Looks(dim=32), seed=1).embeddings
+    made = look_at(city, "test", way, AppearanceModel(dim=32), seed=1).embeddings
     count = len(made.descriptor)
     Path("drive").mkdir()
     names = [f"{row:04d}.jpg" for row in range(count)]

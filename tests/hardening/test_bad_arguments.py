@@ -377,8 +377,8 @@ def _covered(reason: str, names: str) -> None:
 
 _covered(
     "made by the functions above",
-    """Cell ComparedSet ComparisonTable Retrieved Decided FitRecord Fitted KappaCheck Manifest Observed Report
-    Sheet SlamRun Pair CellCheck""",
+    """Cell ComparedSet ComparisonTable Retrieved DecidedAnswer FitRecord FitResult KappaCheck Manifest
+    Observation Report Sheet SlamRun Pair CellCheck""",
 )
 _covered("options or a type", "Machine OnError Order Patches Floats PatchMaps Examples DriveExamples")
 _covered(
@@ -388,11 +388,19 @@ _covered(
     spread_over_seeds PaperComparison SeedRow reference_metrics score_flaw tied_fraction mean_cosine""",
 )
 _covered(
+    "tests/evaluation/test_audit_files.py covers it",
+    "AnswerFiles Audit AuditOptions OperatingPoint ScoredAnswers audit read_answers",
+)
+_covered(
+    "tests/maps/test_geotags.py covers it", "Geotags PhotoTag Tag TagAnswer TagMatch geotag undo_geotags"
+)
+_covered("options or a type", "GeotagOptions")
+_covered(
     "tests/cli covers it by `kappaplace map`",
-    """AnswerFile MapStore add_images area_of as_table decided from_lines head_lines holds_answers
-    label_loop label_map loaded match_picture model_of no_longer_compared observed_in preprocessing_of
-    query_picture read_manifest read_observed read_record sparse_note verified verified_by write_manifest
-    write_pairs""",
+    """AnswerFile MapStore add_images area_of as_table decide_answer read_answer_lines head_lines
+    is_answer_file label_map load_named_model match_picture model_of reranking_note observe
+    preprocessing_of query_picture read_manifest read_observations read_record sparse_note verify_folder
+    rerank_of write_manifest write_pairs""",
 )
 _covered(
     "tests/slam and tests/cli cover it",
@@ -479,7 +487,7 @@ def test_scores_that_are_all_the_same_are_judged_without_a_crash() -> None:
     same, right = np.full(40, 0.3), np.arange(40) % 2 == 0
     assert auroc(same, right) == pytest.approx(0.5)
     for calibrator in CALIBRATORS.values():
-        with pytest.raises(KappaPlaceError, match="A constant score cannot be calibrated"):
+        with pytest.raises(KappaPlaceError, match="The uncertainty must vary"):
             calibrator.fit(same, right)
 
 

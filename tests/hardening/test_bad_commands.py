@@ -14,6 +14,8 @@ OUTPUTS = {"out", "csv", "html", "page", "picture", "report", "state"}
 NO_INPUT = {"city", "data-city", "data-layouts", "demo", "doctor", "models-list"}
 """Commands that read no file."""
 EXTRA: dict[str, tuple[str, ...]] = {
+    "audit": ("--threshold", "0.5"),
+    "geotag": ("--map", "BROKEN"),
     "train": ("kappa-pt", "--data", "BROKEN", "--out", "OUT"),
     "evaluate-model": ("BROKEN",),
     "evaluate-paper": ("BROKEN",),
@@ -109,11 +111,11 @@ HUGE = str(10**30)
 DRAWS = {("city", "--queries"), ("city", "--seed"), ("demo", "--seed"), ("demo", "--steps")}
 """Where a large number is taken at its word, and pictures are drawn."""
 REFUSED = {"int": ("-1", "1.5", "nan"), "float": ("-1", "nan", "inf", "-inf", "1e308")}
-NEGATIVE_IS_FINE = {("slam-run", "--agreement")}
-"""A cosine."""
+NEGATIVE_IS_FINE = {("audit", "--threshold"), ("slam-run", "--agreement")}
+"""A score or a cosine."""
 KEPT = {("map-label", "--batch-size"), ("slam-run", "--batch-size")}
 """Without a meaning where everything is embedded already, as in the second run of this test."""
-ALLOWED = {("slam-run", "--drift"), ("slam-run", "--recent")}
+ALLOWED = {("audit", "--threshold"), ("slam-run", "--drift"), ("slam-run", "--recent")}
 """So much that nothing is ever refused, or looked at."""
 
 

@@ -48,9 +48,8 @@ def test_a_folder_instead_of_a_file_for_answers(option: str, target: str, whole:
     assert "images/000.png" not in said  # before the work
 
 
-@pytest.mark.parametrize("option", ["--page", "--picture"])
-def test_a_folder_instead_of_a_page_of_labels(option: str, whole: Path) -> None:
-    assert "folder" in refused(whole, "map", "label", "town.map", "asked", "--out", "new.csv", option, "/")
+def test_a_folder_instead_of_a_page_of_labels(whole: Path) -> None:
+    assert "folder" in refused(whole, "map", "label", "town.map", "asked", "--out", "new.csv", "--page", "/")
 
 
 def test_names_that_are_not_utf8(whole: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from kappaplace.models.checkpoint import load_checkpoint, load_model, save_model
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.models.export import SUFFIXES, ExportOptions, export_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.graph_files import write_tum
+from kappaplace.slam.drive_files import write_tum
 from kappaplace.training.loop import RunLog, load_state, save_state
 from tests.hardening.valid import world
 from tests.slam.synthetic import calibration

@@ -29,7 +29,7 @@ from kappaplace.maps.tune.label_sheet import Row, Sampling, Sheet, read_labels, 
 from kappaplace.models.checkpoint import load_model, save_model
 from kappaplace.models.export import export_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.graph_files import write_tum
+from kappaplace.slam.drive_files import write_tum
 from kappaplace.training.loop import load_state, save_state
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.settings import read_toml

@@ -28,7 +28,7 @@ from kappaplace.data.table import PlaceImages
 from kappaplace.maps import PlaceMap
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.graph_files import write_tum
+from kappaplace.slam.drive_files import write_tum
 from tests.hardening.commands import run
 from tests.slam.synthetic import calibration
 from tests.training.small_run import OPTIONS

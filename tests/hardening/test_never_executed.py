@@ -128,7 +128,7 @@ def test_a_pickle_in_a_cache_is_not_run(whole: Path, tmp_path: Path) -> None:  #
 
 
 def test_pickle_is_imported_for_its_error_alone() -> None:
-    """Of torch, and of the parser of public ground truth that calls nothing (`npy_lists.py`)."""
+    """Of torch, and of the parser of public files that calls nothing (`pickles.py`)."""
     importing = set()
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -136,7 +136,7 @@ def test_pickle_is_imported_for_its_error_alone() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "runpy"} & set(names):
                 importing.add(file.relative_to(SOURCE).as_posix())
-    assert importing <= {"models/published.py", "data/readers/vpr_bench.py"}
+    assert importing <= {"models/published.py", "data/readers/pickles.py"}
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.graph_files import write_tum
+from kappaplace.slam.drive_files import write_tum
 from tests.slam.synthetic import calibration
 
 IMAGES = 24
 
 BASE = {
+    "audit": "closures.csv --threshold 0.5 --max-risk 0.5",
     "calibrate": "town.map --self",
     "city": "--out city",
     "compare": "judged judged",
@@ -64,3 +65,5 @@ def world(folder: Path) -> None:
     self_calibrate_map(town, CalibrateOptions(max_risk=0.3))
     write_tum(folder / "odometry.tum", np.column_stack([where, np.zeros(IMAGES)]), np.arange(float(IMAGES)))
     save_calibration(calibration(), folder / "closures.json")
+    rows = "".join(f"{row / 40},{int(row > 9)}\n" for row in range(40))
+    (folder / "closures.csv").write_text("score,correct\n" + rows)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import RERANK, CalibrateOptions
 from kappaplace.calibration.sources import ACCEPT_RISK, MODEL, REJECT_RISK, read_shipped
 from kappaplace.data.images import Preprocessing
@@ -175,7 +176,7 @@ def test_ranking_and_areas_work_as_with_a_calibration(home, tiny, town, queries,
 def test_ranking_without_probabilities_of_pairs_is_refused(home, tiny, town, queries, tmp_path):
     ship(home, tiny, made_up(pairs=False))
     town_map = PlaceMap.build(town, tmp_path / "m")
-    with pytest.raises(KappaPlaceError, match="needs a calibration of all matches"):
+    with pytest.raises(KappaPlaceError, match="covers only the best match"):
         town_map.localize(queries[0], order="probability")
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import AddOptions, BuildOptions, PlaceMap, models
+from kappaplace.maps import AddOptions, BuildOptions, PlaceMap, embed
 from kappaplace.maps import references as distinctiveness
 from kappaplace.models import encoder
 from kappaplace.models.checkpoint import save_model
@@ -119,8 +119,8 @@ def test_bad_images_are_left_out_or_end_the_work(pictures, tiny, tmp_path):
 def test_a_model_is_loaded_and_hashed_once(town, tiny, tmp_path, queries, monkeypatch):
     folder = save_model(tiny, tmp_path / "model")
     calls: Counter[str] = Counter()
-    load, digest = models.load_model, encoder.state_digest
-    monkeypatch.setattr(models, "load_model", lambda *a, **k: (calls.update(["load"]), load(*a, **k))[1])
+    load, digest = embed.load_model, encoder.state_digest
+    monkeypatch.setattr(embed, "load_model", lambda *a, **k: (calls.update(["load"]), load(*a, **k))[1])
     monkeypatch.setattr(encoder, "state_digest", lambda state: (calls.update(["hash"]), digest(state))[1])
     made = PlaceMap.build(town, tmp_path / "town.map", folder)
     made.localize(queries[0])
@@ -284,6 +284,6 @@ def test_a_model_without_kappa(town, tmp_path, queries):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a device that is not there")
 def test_a_device_that_is_not_there_leaves_no_map(town, tiny, tmp_path):
-    with pytest.raises(KappaPlaceError, match="The device 'cuda' cannot be used here"):
+    with pytest.raises(KappaPlaceError, match="The device 'cuda' cannot be used on this machine"):
         PlaceMap.build(town, tmp_path / "m", tiny, BuildOptions(device="cuda"))
     assert not (tmp_path / "m").exists()

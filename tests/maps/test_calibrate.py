@@ -30,7 +30,7 @@ def ready(many: PlaceImages, tiny, tmp_path) -> PlaceMap:
     return PlaceMap.build(many, tmp_path / "m", tiny)
 
 
-def test_labelled_queries(many, ready, tmp_path):
+def test_labeled_queries(many, ready, tmp_path):
     with pytest.raises(KappaPlaceError, match=r"got \d+ places.*--no-thin"):
         calibrate_map(ready, many)
     references = many.references
@@ -42,12 +42,12 @@ def test_labelled_queries(many, ready, tmp_path):
     options = CalibrateOptions(max_risk=0.4, confidence=0.8, thin=False, rerank=0, keep_twins=True)
     with pytest.raises(KappaPlaceError, match=r"images of the map itself .*not in the map"):
         calibrate_map(ready, PlaceImages.create(**known, root=many.root), options)
-    labelled = PlaceImages.create(**known, root=copytree(many.root, tmp_path / "again"), name="labelled")
-    made = calibrate_map(ready, labelled, options)
+    labeled = PlaceImages.create(**known, root=copytree(many.root, tmp_path / "again"), name="labelled")
+    made = calibrate_map(ready, labeled, options)
     assert any("not thinned" in sentence for sentence in made.rule.promise())
     assert made.scores == ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
     again = PlaceMap.open(ready.folder)
-    assert again.info()["calibration"] == f"{len(labelled)} labelled queries of labelled"
+    assert again.info()["calibration"] == f"{len(labeled)} labelled queries of labelled"
     counts = again.manifest.calibration["reliability"][2]
     # Measured where nothing was fitted, on one of the two that each query makes.
     assert sum(counts) == made.facts["thresholds_on"] / 2

@@ -143,7 +143,9 @@ def test_a_database_follows_its_map(database, town, town_map, tiny, queries, mon
     assert_same_answers(again.localize(queries), town_map.localize(queries))
     again.close()
     again.reembed(tiny_of(16))
-    with pytest.raises(KappaPlaceError, match=r"has 32 dimensions, these descriptors have 16.*--collection"):
+    with pytest.raises(
+        KappaPlaceError, match=r"has 32 dimensions, but these descriptors have 16.*--collection"
+    ):
         again.localize(queries)
     again.reembed(tiny)
     town_map.refresh()

@@ -25,7 +25,7 @@ from kappaplace.maps.tune.fit import estimate_fit, split_references
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.reports.map_fit import write_fit_report
+from kappaplace.reports.map_tune import write_fit_report
 from tests.maps.fakes import Counting, assert_same
 from tests.maps.test_killed import killed_until_done, sound
 
@@ -111,11 +111,11 @@ def test_the_same_fit_is_not_made_twice(bare_map):
     assert bare_map.manifest.version == version
     other = bare_map.fit(FitOptions(views=1, epochs=3, batch_size=16, seed=1), calibrate=False)
     assert other.new
-    assert other.record.learnt.before == pytest.approx(first.record.learnt.with_level, abs=0.6)
+    assert other.record.learned.before == pytest.approx(first.record.learned.with_level, abs=0.6)
     again = bare_map.fit(
         QUICK, calibrate=False
     )  # each fit starts with an untrained head, so the result is the same
-    assert again.record.learnt.with_level == pytest.approx(first.record.learnt.with_level, abs=1e-6)
+    assert again.record.learned.with_level == pytest.approx(first.record.learned.with_level, abs=1e-6)
     assert len(list(bare_map.folder.glob("model-*"))) == 1  # old models are deleted
 
 
@@ -123,11 +123,11 @@ def test_kappa_falls_with_damage_it_never_saw(bare_map, monkeypatch):
     monkeypatch.setattr(fit, "LEAST_STEPS", 12)
     options = FitOptions(views=4, epochs=30, batch_size=16)
     record = bare_map.fit(options, calibrate=False).record
-    losses, learnt = [row["loss"] for row in record.epochs], record.learnt
+    losses, learned = [row["loss"] for row in record.epochs], record.learned
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
-    assert learnt.with_cosine > 0.1
-    assert learnt.by_kind["night"] < -0.4
-    assert learnt.clean[1] > 1.5 * learnt.kinds["night"][-1][1]  # even this untrained encoder detects night
+    assert learned.with_cosine > 0.1
+    assert learned.by_kind["night"] < -0.4
+    assert learned.clean[1] > 1.5 * learned.kinds["night"][-1][1]  # even this untrained encoder detects night
 
 
 @pytest.mark.parametrize("layer", [None, "1"])
@@ -166,7 +166,7 @@ def test_what_cannot_be_fitted(town, bare, bare_map, tmp_path):
     few = PlaceMap.build(town.select(town.reference_rows[:10]), tmp_path / "few.map", bare)
     with pytest.raises(KappaPlaceError, match="at least 16 references, got 10"):
         few.fit()
-    with pytest.raises(KappaPlaceError, match="views must be at least 1"):
+    with pytest.raises(KappaPlaceError, match="views must be 1 or more"):
         FitOptions(views=0)
     copy = tmp_path / "images"
     shutil.copytree(town.root, copy)
@@ -192,7 +192,7 @@ def test_descriptors_of_something_else_are_refused(town, bare, tmp_path):
         town, tmp_path / "m", bare, options=BuildOptions(embedder=Counting(tmp_path / "log"))
     )
     version = made.manifest.version
-    with pytest.raises(KappaPlaceError, match=r"does not give the descriptor of .*map reembed"):
+    with pytest.raises(KappaPlaceError, match=r"The descriptor of .* differs .*map reembed"):
         made.fit(QUICK)
     assert PlaceMap.open(made.folder).manifest.version == version
 

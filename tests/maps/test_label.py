@@ -19,7 +19,7 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.tune.label import calibrate_map_on_labels, label_loop, open_sheet
+from kappaplace.maps.tune.label import calibrate_map_on_labels, open_sheet
 from kappaplace.maps.tune.label_sheet import (
     NO,
     SECONDS,
@@ -79,7 +79,7 @@ def truth(row: Row) -> str:
     return YES if row.query[1:4] == row.match[:3] else NO
 
 
-def labelled(sheet: Sheet, count: int | None = None, odd: str = "") -> Sheet:
+def labeled(sheet: Sheet, count: int | None = None, odd: str = "") -> Sheet:
     """All rows labelled, or the first ones; every seventh of them as ``odd``."""
     for i in range(len(sheet.rows) if count is None else count):
         sheet = sheet.with_label(i, odd if odd and i % 7 == 0 else truth(sheet.rows[i]))
@@ -144,7 +144,7 @@ def test_time_stands_in_for_position_and_nothing_is_said():
 def test_queries_of_a_table_are_drawn_and_references_are_not():
     table = PlaceImages.create([f"{i}.jpg" for i in range(10)], is_query=np.arange(10) < 4)
     assert sorted(draw_sample(table, 25.0).names) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
-    with pytest.raises(KappaPlaceError, match="size must be at least 1"):
+    with pytest.raises(KappaPlaceError, match="size must be 1 or more"):
         draw_sample(table, 25.0, size=0)
 
 
@@ -166,16 +166,16 @@ def test_labels_come_back(tmp_path_factory, rows):
 
 
 def test_a_spreadsheet_in_between_does_no_harm(sheet, tmp_path):
-    file = write(labelled(sheet, 30), tmp_path)
+    file = write(labeled(sheet, 30), tmp_path)
     lines = file.read_text().splitlines()
     spoiled = [f"{line},,," if line.startswith("#") else line.replace("yes", "YES") for line in lines]
     file.write_bytes(("﻿" + "\r\n".join(spoiled) + "\r\n").encode())
-    assert read_labels(file) == labelled(sheet, 30)
+    assert read_labels(file) == labeled(sheet, 30)
 
 
 def test_what_is_no_random_sample_is_told(sheet):
     assert sheet.flaw == ""
-    assert labelled(sheet, 40).flaw == ""
+    assert labeled(sheet, 40).flaw == ""
     assert Sheet(sheet.rows[::-1], sheet.sampling).flaw  # the reader sorts rows, so a file never gives this
     assert "removed or changed" in Sheet(sheet.rows[:30], sheet.sampling).flaw
     assert "removed or changed" in Sheet(sheet.rows[:5] + sheet.rows[6:], sheet.sampling).flaw
@@ -207,10 +207,10 @@ def test_bad_files_are_one_sentence(content, sentence, tmp_path):
 
 def test_a_sheet_is_gone_on_with_and_never_overwritten(ready, drive, sheet, tmp_path, monkeypatch):
     file = tmp_path / "labels.csv"
-    write_labels(labelled(sheet, 5), file)
+    write_labels(labeled(sheet, 5), file)
     sample = draw_sample(drive[1], 25.0, size=150)
     monkeypatch.setattr(PlaceMap, "embed", None)  # nothing is embedded again
-    assert open_sheet(ready, sample, file) == labelled(sheet, 5)
+    assert open_sheet(ready, sample, file) == labeled(sheet, 5)
     before = file.read_bytes()
     with pytest.raises(KappaPlaceError, match="another sample"):
         open_sheet(ready, draw_sample(drive[1], 25.0, size=150, seed=1), file)
@@ -222,37 +222,6 @@ def test_images_of_the_map_itself_are_not_asked_about(ready, drive, tmp_path):
     with pytest.raises(KappaPlaceError, match="5 of the 5 sampled queries are images of the map itself"):
         open_sheet(ready, sample, tmp_path / "own.csv")
     assert not (tmp_path / "own.csv").exists()
-
-
-# The loop
-
-
-def test_the_loop_saves_each_answer_goes_back_and_stops(ready, sheet, tmp_path):
-    file, now = tmp_path / "labels.csv", tmp_path / "now.jpg"
-    replies, said = iter(["y", "n", "b", "U", "what", "yes", "q"]), []
-    seen: list[int] = []
-
-    def ask(question: str) -> str:
-        seen.append(sum(bool(row.label) for row in read_labels(file).rows))
-        assert Image.open(now).size[1] == 480
-        return next(replies)
-
-    done = label_loop(ready, sheet, file, ask=ask, say=said.append, picture=now)
-    assert [row.label for row in done.rows[:4]] == [YES, UNKNOWN, YES, ""]
-    assert seen == [0, 1, 2, 2, 2, 2, 3]
-    assert read_labels(file) == done
-    assert any("Unknown reply 'what'" in line for line in said)
-    assert sheet.rows[0].query in said[0]
-    assert sheet.rows[0].match in said[0]
-
-    def end(question: str) -> str:
-        raise EOFError
-
-    assert label_loop(ready, done, file, ask=end, say=said.append) == done
-    assert said[-1].startswith("4 of 116")  # resumes at the first open row
-    every = label_loop(ready, done, file, ask=lambda _: "n", say=said.append)
-    assert all(row.label for row in every.rows)
-    assert label_loop(ready, every, file, ask=end, say=said.append) == every
 
 
 # The page
@@ -326,7 +295,7 @@ def test_the_page_in_a_real_browser(ready, sheet, tmp_path, browser):
     assert browser.run("[...document.querySelectorAll('button')].every(b => b.textContent.trim())")
 
 
-def test_a_map_without_pictures_cannot_be_labelled(ready, sheet, tmp_path, monkeypatch):
+def test_a_map_without_pictures_cannot_be_labeled(ready, sheet, tmp_path, monkeypatch):
     from kappaplace.reports import labels as label_page
 
     monkeypatch.setattr(label_page, "match_picture", lambda *_: None)
@@ -335,23 +304,21 @@ def test_a_map_without_pictures_cannot_be_labelled(ready, sheet, tmp_path, monke
     assert not (tmp_path / "l.html").exists()
 
 
-def test_pictures_keep_their_shape():
-    from kappaplace.data.thumbnails import jpeg_of, side_by_side, small_picture
+def test_pictures_keep_their_shape(tmp_path):
+    from kappaplace.data.decoding import small_image
 
-    wide = jpeg_of(Image.new("RGB", (300, 100), (200, 0, 0)))
-    both = Image.open(io.BytesIO(side_by_side(wide, None, height=120)))
-    assert both.size == (360 + 12 + 160, 120)
-    assert both.getpixel((10, 60))[0] > 180
-    assert abs(both.getpixel((500, 60))[0] - 138) < 5
-    assert small_picture("", 10) is None
-    assert small_picture("/nothing/here.jpg", 10) is None
+    wide = tmp_path / "wide.png"
+    Image.new("RGB", (300, 100), (200, 0, 0)).save(wide)
+    assert Image.open(io.BytesIO(small_image(str(wide), 150))).size == (150, 50)
+    assert small_image("", 10) is None
+    assert small_image("/nothing/here.jpg", 10) is None
 
 
 # The calibration
 
 
 def test_labels_carry_a_promise(ready, sheet, tmp_path):
-    made = calibrate_map_on_labels(ready, write(labelled(sheet), tmp_path), LAX)
+    made = calibrate_map_on_labels(ready, write(labeled(sheet), tmp_path), LAX)
     assert made.facts["right"] == sum(truth(row) == YES for row in sheet.rows)
     assert made.facts["outside"] == made.facts["right"]  # each correct one without its place
     assert made.rule.guaranteed
@@ -369,16 +336,16 @@ def test_labels_carry_a_promise(ready, sheet, tmp_path):
 
 
 def test_whoever_stops_early_has_a_smaller_sample(ready, sheet, tmp_path):
-    made = calibrate_map_on_labels(ready, write(labelled(sheet, 80), tmp_path), LAX)
+    made = calibrate_map_on_labels(ready, write(labeled(sheet, 80), tmp_path), LAX)
     assert made.rule.guaranteed
     assert made.facts["queries"] == 80
     assert "not stopped because of" in " ".join(made.rule.promise())
 
 
 def test_dont_know_counts_as_wrong(ready, sheet, tmp_path):
-    unsure = labelled(sheet, odd=UNKNOWN)
+    unsure = labeled(sheet, odd=UNKNOWN)
     made = calibrate_map_on_labels(ready, write(unsure, tmp_path), LAX)
-    wrong = labelled(sheet, odd=NO)
+    wrong = labeled(sheet, odd=NO)
     strict = calibrate_map_on_labels(ready, write(wrong, tmp_path), LAX)
     assert made.facts["right"] == strict.facts["right"] == sum(r.label == YES for r in unsure.rows)
     assert made.rule.accept_at == strict.rule.accept_at
@@ -388,7 +355,7 @@ def test_dont_know_counts_as_wrong(ready, sheet, tmp_path):
     promise = " ".join(made.rule.promise())
     assert "with an unknown label" in promise
     assert "Rejected answers" not in promise
-    passed_over = labelled(sheet)
+    passed_over = labeled(sheet)
     for i in range(0, len(sheet.rows) - 1, 7):
         passed_over = passed_over.with_label(i, "")
     blank = calibrate_map_on_labels(ready, write(passed_over, tmp_path), LAX)
@@ -396,7 +363,7 @@ def test_dont_know_counts_as_wrong(ready, sheet, tmp_path):
 
 
 def test_a_chosen_subset_gives_no_guarantee(ready, sheet, tmp_path):
-    full = labelled(sheet)
+    full = labeled(sheet)
     chosen = Sheet(tuple(row for i, row in enumerate(full.rows) if row.label == YES or i % 3), full.sampling)
     for picked in (chosen, Sheet(full.rows)):
         file = write(picked, tmp_path)
@@ -415,11 +382,11 @@ def test_a_chosen_subset_gives_no_guarantee(ready, sheet, tmp_path):
 
 
 def test_labels_of_another_map_are_refused(ready, sheet, drive, tmp_path):
-    full = labelled(sheet)
+    full = labeled(sheet)
     for change, sentence in (
         ({"sampling": replace(full.sampling, model="other")}, "another model"),
         ({"rows": tuple(replace(row, match=f"x{row.match}") for row in full.rows)}, "are not in the map"),
-        ({"rows": labelled(sheet, 5).rows}, "at least 20 labels"),
+        ({"rows": labeled(sheet, 5).rows}, "at least 20 labels"),
         ({"sampling": replace(full.sampling, root="/nowhere")}, "--root"),
         (
             {"rows": tuple(replace(row, match=full.rows[i - 1].match) for i, row in enumerate(full.rows))},
@@ -434,7 +401,7 @@ def test_labels_of_another_map_are_refused(ready, sheet, drive, tmp_path):
 
 
 def test_a_match_that_has_changed_counts_as_unknown(ready, sheet, drive, tmp_path):
-    full = labelled(sheet)
+    full = labeled(sheet)
     rows = list(full.rows)
     other = next(row.match for row in rows if row.match != rows[0].match)
     rows[0] = replace(rows[0], match=other, label=YES)

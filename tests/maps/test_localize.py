@@ -14,20 +14,20 @@ from kappaplace.calibration.calibration import QUERY_SIGNALS, Calibration, query
 from kappaplace.calibration.calibrators import Logistic
 from kappaplace.calibration.combination import Signal, features_of
 from kappaplace.calibration.decision import rule_by_probability
-from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.outside import OutsideAware
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import LocalizeOptions, PlaceMap
-from kappaplace.maps.answer import Match, decided, fused_pose
+from kappaplace.maps.answer import Match, decide_answer, fused_pose
 from kappaplace.maps.localize import _reranked
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.retrieval import EngineOptions, faiss
-from kappaplace.retrieval import engine as engines
-from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval import open as engines
+from kappaplace.retrieval.evidence import Evidence, retrieve
 from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
-from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty import SCORES
 
@@ -55,7 +55,7 @@ def test_signals_are_those_of_the_whole_map(town, town_map, queries, removed):
 def test_margin_looks_beyond_the_list(town_map, queries, monkeypatch):
     made = town_map.queries(town_map.embed(queries))
     wide = retrieve(made, town_map.references, 1)
-    monkeypatch.setattr(import_module("kappaplace.retrieval.retrieve"), "DEEP", 1)
+    monkeypatch.setattr(import_module("kappaplace.retrieval.evidence"), "DEEP", 1)
     narrow = retrieve(made, town_map.references, 1)
     assert narrow.pool.indices.shape[1] == 1 < wide.pool.indices.shape[1]
     np.testing.assert_allclose(narrow.best_outside, wide.best_outside, atol=1e-6)
@@ -194,11 +194,11 @@ def test_bad_questions_are_told(town_map, queries):
             town_map.localize(queries[0], area=wrong)
     with pytest.raises(KappaPlaceError, match="radius of at least 0"):
         town_map.localize(queries[0], area=(1, 2, -1))
-    with pytest.raises(KappaPlaceError, match="k must be at least 1"):
+    with pytest.raises(KappaPlaceError, match="k must be 1 or more"):
         town_map.localize(queries[0], k=0)
     with pytest.raises(KappaPlaceError, match="list of images to localize is empty"):
         town_map.localize([])
-    with pytest.raises(KappaPlaceError, match="needs a calibration of all matches"):
+    with pytest.raises(KappaPlaceError, match="covers only the best match"):
         town_map.localize(queries[0], order="probability")
     with pytest.raises(KappaPlaceError, match=r"shape \(1, 32\), got \(1, 8\)"):
         town_map.localize_embeddings(Embeddings(np.ones((1, 8), np.float32)), ["q"])
@@ -233,11 +233,11 @@ def test_a_rejected_match_never_moves_the_pose_whatever_the_risk(town_map, queri
     before = replace(town_map.localize(queries[0]), probability=0.95, decision="accept", matches=matches)
     before = replace(before, pose=fused_pose(matches, 25.0))
     assert before.pose.matches == 2
-    after = decided(before, calibration, 25.0, max_risk=0.05).answer
+    after = decide_answer(before, calibration, 25.0, max_risk=0.05).answer
     assert [each.decision for each in after.matches] == ["accept", "doubtful", "reject"]
     assert after.pose == before.pose
     lax = replace(before, matches=(*matches[:1], match(20, 0, 0.15, "doubtful")))
-    after = decided(lax, calibration, 25.0, max_risk=0.05).answer
+    after = decide_answer(lax, calibration, 25.0, max_risk=0.05).answer
     assert after.matches[1].decision == "reject"
     assert (after.pose.x, after.pose.matches) == (0.0, 1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import sealed
-from kappaplace.maps import PlaceMap, models
+from kappaplace.maps import PlaceMap, embed
 from kappaplace.models.checkpoint import save_model
 
 
@@ -32,9 +32,9 @@ def test_a_map_loads_no_file_that_its_manifest_names(town_map, queries, tmp_path
     (folder / "link").symlink_to(model)
     name_model(folder, source.format(model=model))
     paths = []
-    monkeypatch.setattr(models, "load_model", lambda path, **_: paths.append(path))
+    monkeypatch.setattr(embed, "load_model", lambda path, **_: paths.append(path))
     opened = PlaceMap.open(folder)
-    with pytest.raises(KappaPlaceError, match=r"names the model .* Pass it with --model"):
+    with pytest.raises(KappaPlaceError, match=r"needs the model .* Pass it with --model"):
         opened.localize(queries[0])
     assert paths == []
 

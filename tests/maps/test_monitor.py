@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.answer import Localization, Match, write_csv
-from kappaplace.maps.notes import monitor_file
-from kappaplace.maps.tune.monitor import MapMonitor, holds_answers, read_observed
-from kappaplace.reports.drift import drift_figure, write_drift
+from kappaplace.maps.tune.monitor import MapMonitor, is_answer_file, monitor_file, read_observations
+from kappaplace.reports.map_tune import drift_figure, write_drift
 
 
 @pytest.fixture(scope="module")
@@ -117,32 +117,32 @@ def test_files_of_answers_say_the_same(calibration, tmp_path):
     write_csv(stream, sheet)
     monitors = [MapMonitor(calibration, window=20, clock=lambda: 0.0) for _ in range(3)]
     monitors[0].feed(stream)
-    monitors[1].take(read_observed(lines))
-    monitors[2].take(read_observed(sheet))
+    monitors[1].take(read_observations(lines))
+    monitors[2].take(read_observations(sheet))
     first = monitors[0].drift.state()
     assert monitors[1].drift.state() == first
     for name, values in monitors[2].drift.state().waiting.items():
         np.testing.assert_allclose(values, first.waiting[name])
-    assert holds_answers(lines)
-    assert holds_answers(sheet)
+    assert is_answer_file(lines)
+    assert is_answer_file(sheet)
     table = tmp_path / "table.csv"
     table.write_text("path,x,y\n")
-    assert not holds_answers(table)
-    assert not holds_answers(tmp_path / "a.jpg")
+    assert not is_answer_file(table)
+    assert not is_answer_file(tmp_path / "a.jpg")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"signals": {}, "kappa": "a"}', "7"])
 def test_bad_answers_are_one_sentence(text, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text("\n" + text)
-    with pytest.raises(KappaPlaceError, match=r"[Ll]ine 2 of .*a\.jsonl"):
-        read_observed(file)
+    with pytest.raises(KappaPlaceError, match=r"a\.jsonl line 2"):
+        read_observations(file)
     sheet = tmp_path / "a.csv"
     sheet.write_text("query,rank,similarity\nq,1,0.5\n")
-    with pytest.raises(KappaPlaceError, match="Line 2"):
-        read_observed(sheet)
+    with pytest.raises(KappaPlaceError, match="line 2"):
+        read_observations(sheet)
     with pytest.raises(KappaPlaceError, match="cannot be read"):
-        read_observed(tmp_path / "nothing.jsonl")
+        read_observations(tmp_path / "nothing.jsonl")
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_what_cannot_be_watched(town_map, watched, calibration, tmp_path):
         MapMonitor(replace(calibration, sketch=None))
     with pytest.raises(KappaPlaceError, match="has no file"):
         MapMonitor(calibration).save()
-    with pytest.raises(KappaPlaceError, match="window must be at least 1"):
+    with pytest.raises(KappaPlaceError, match="window must be 1 or more"):
         MapMonitor.open(watched.folder, window=0)
     file = monitor_file(watched.folder)
     for text in ("", "[]", '{"format": 2}', '{"format": 1, "calibration": "x"}'):

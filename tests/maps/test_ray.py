@@ -29,7 +29,7 @@ from kappaplace.maps import AddOptions, BuildOptions, PlaceMap
 from kappaplace.maps import build as extend
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.embedding import embed_images
-from kappaplace.models.embedding.ray import RETRIES, Here, RayEmbedder, embed_block
+from kappaplace.models.embedding.ray import RETRIES, LocalEmbedder, RayEmbedder, embed_block
 from kappaplace.models.frozen import FrozenEncoder
 from tests.maps.fakes import Counting, assert_same
 
@@ -216,7 +216,7 @@ def test_workers_of_another_version_refuse(tiny):
     assert "Install the same version on both" in str(said)
 
 
-class Eager(Here):
+class Eager(LocalEmbedder):
     """Start several blocks before waiting for the first, like a cluster."""
 
     ahead = 3

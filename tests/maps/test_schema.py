@@ -14,9 +14,9 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import BLOCK, sealed
 from kappaplace.maps import LocalizeOptions, PlaceMap
 from kappaplace.maps.exchange import import_map
+from kappaplace.maps.store import verify_folder
 from kappaplace.maps.store.manifest import read_manifest, write_manifest
 from kappaplace.maps.store.segments import file_record
-from kappaplace.maps.store.verify import verified
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.records import to_plain
 from kappaplace.types import Embeddings
@@ -130,7 +130,7 @@ def test_contradictions_with_correct_checksums_are_one_message(town_map: PlaceMa
     embeddings = town_map.embed(queries[:1])
     with pytest.raises(KappaPlaceError, match=message):
         _localize_and_name(folder, embeddings)
-    assert any(re.search(message, problem) for problem in verified(folder)[1])
+    assert any(re.search(message, problem) for problem in verify_folder(folder)[1])
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_damage_is_noticed_on_both_ways(hub: FakeHub, town_map: PlaceMap, tmp_pa
     with pytest.raises(KappaPlaceError, match=r"downloaded map .* is damaged"):
         pull_map("me/town", tmp_path / "again.map")
     (town_map.folder / name).write_bytes(b"short")
-    with pytest.raises(KappaPlaceError, match="is damaged and is not uploaded"):
+    with pytest.raises(KappaPlaceError, match="is damaged, so it was not uploaded"):
         push_map(town_map.folder, "me/town")
 
 

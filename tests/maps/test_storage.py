@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kappaplace.cli.main import app
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import sealed
-from kappaplace.maps import LocalizeOptions, PlaceMap, change
+from kappaplace.maps import LocalizeOptions, PlaceMap, rewrite
 from kappaplace.maps import references as distinctiveness
 from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.store.manifest import Manifest, ModelRecord, read_manifest
@@ -33,7 +33,7 @@ def town() -> tuple[Rows, np.ndarray]:
     """A thousand references, four per place on a line, and a query at each of twenty places."""
     rng = np.random.default_rng(0)
     energy = 1 / np.sqrt(np.arange(1, DIM + 1))
-    centres = rng.standard_normal((PLACES, DIM)) * energy
+    centers = rng.standard_normal((PLACES, DIM)) * energy
 
     def views(of: np.ndarray) -> np.ndarray:
         wide = of + 0.4 * energy * rng.standard_normal(of.shape)
@@ -44,14 +44,14 @@ def town() -> tuple[Rows, np.ndarray]:
     poses[:, 0], poses[:, 1] = np.repeat(np.arange(PLACES), EACH) * 100.0, np.tile(np.arange(EACH), PLACES)
     rows = Rows(
         [f"{i:04d}.jpg" for i in range(count)],
-        views(np.repeat(centres, EACH, 0)),
+        views(np.repeat(centers, EACH, 0)),
         rng.uniform(10, 100, count).astype(np.float32),
         poses,
         np.zeros((count, 2), np.int64),
         np.full((count, 2), -1, np.int64),
         np.zeros((count, 16), np.uint8),
     )
-    return rows, views(centres[:20])
+    return rows, views(centers[:20])
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_what_cannot_be_is_told_and_nothing_is_lost(made: PlaceMap, monkeypatch)
         made.compact("pq")
     monkeypatch.undo()
     monkeypatch.setattr(
-        change, "write_segment", lambda *_, **__: (_ for _ in ()).throw(KappaPlaceError("full"))
+        rewrite, "write_segment", lambda *_, **__: (_ for _ in ()).throw(KappaPlaceError("full"))
     )
     with pytest.raises(KappaPlaceError, match="full"):
         made.compact("pq")
@@ -276,7 +276,7 @@ def test_the_command_converts_and_tells(made: PlaceMap) -> None:
         writer.commit(calibration=SOME_CALIBRATION)
     result = CliRunner().invoke(app, ["map", "compact", str(made.folder), "--storage", "pq"])
     assert result.exit_code == 0, result.output
-    assert "does not match the compressed descriptors" in result.output
+    assert "does not match the new descriptors" in result.output
     assert read_manifest(made.folder).storage == "pq"
 
 

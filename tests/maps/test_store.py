@@ -13,12 +13,11 @@ import pytest
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import sealed
-from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap, notes
+from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap, opened, store
 from kappaplace.maps.exchange import export_map, import_map
-from kappaplace.maps.store import manifest, verify
+from kappaplace.maps.store import find_damage, manifest, verify_folder
 from kappaplace.maps.store.manifest import PROTOCOL, read_manifest
 from kappaplace.maps.store.segments import Segment, StaleMap
-from kappaplace.maps.store.verify import verified
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.place_model import PlaceModel
@@ -147,12 +146,11 @@ def test_a_map_compacted_between_size_and_content_is_looked_at_again(town_map, q
 
 def test_a_map_compacted_while_it_is_verified_is_sound(town_map, monkeypatch):
     def compacted_first(folder, manifest):
-        monkeypatch.setattr(verify, "find_damage", find_damage)
+        monkeypatch.setattr(store, "find_damage", find_damage)
         PlaceMap.open(folder).compact()
         return find_damage(folder, manifest)
 
-    find_damage = verify.find_damage
-    monkeypatch.setattr(verify, "find_damage", compacted_first)
+    monkeypatch.setattr(store, "find_damage", compacted_first)
     assert town_map.verify() == []
 
 
@@ -175,7 +173,7 @@ def test_damage_is_found_and_told_where_it_matters(town_map, tiny, queries, tmp_
     assert "distinctiveness" in PlaceMap.open(extra).verify()[0]
     shutil.copytree(town_map.folder, tmp_path / "gone")
     (tmp_path / "gone/segments/000003/kappa.npy").unlink()
-    assert any("kappa.npy is missing" in sentence for sentence in verified(tmp_path / "gone")[1])
+    assert any("kappa.npy is missing" in sentence for sentence in verify_folder(tmp_path / "gone")[1])
     assert town_map.verify() == []
 
 
@@ -219,7 +217,7 @@ def test_a_map_of_an_older_protocol_opens_without_its_calibration(town_map, quer
     with writer_of(town_map.folder) as writer:
         writer.commit(calibration=record)
     assert read_manifest(town_map.folder).calibration == record
-    for module in (manifest, notes):
+    for module in (manifest, opened):
         monkeypatch.setattr(module, "PROTOCOL", PROTOCOL + 1)
     older = PlaceMap.open(town_map.folder)
     assert older.calibration is None

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from kappaplace.calibration import fit
-from kappaplace.calibration.fit import Examples
+from kappaplace.calibration import examples
+from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap
-from kappaplace.maps.localize import PLAIN, verified_by
-from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
+from kappaplace.maps.localize import PLAIN, rerank_of
+from kappaplace.maps.tune.calibrate import calibrate_map, reranking_note
 from kappaplace.maps.tune.label import calibrate_map_on_labels, open_sheet
 from kappaplace.maps.tune.label_sheet import NO, YES, Sample, Sheet, read_labels, write_labels
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
@@ -76,14 +76,14 @@ def test_a_map_is_asked_as_it_was_calibrated(again, shown, queries):
     assert answer.signals.keys() >= {"patches", "patch-margin"}
     assert answer.probability is not None
     assert not any("this query ran" in note for note in answer.notes)
-    assert no_longer_compared(made, replace(made, rerank=0)).endswith("--rerank 4 to keep it.")
-    assert no_longer_compared(None, made) == no_longer_compared(made, made) == ""
+    assert reranking_note(made, replace(made, rerank=0)).endswith("--rerank 4 to keep it.")
+    assert reranking_note(None, made) == reranking_note(made, made) == ""
 
 
 @pytest.mark.parametrize("fitted", [0, 4])
 def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, queries, fitted):
     made = calibrate_map(shown, again, replace(LAX, rerank=fitted))
-    assert verified_by(made) == fitted
+    assert rerank_of(made) == fitted
     words = {0: "without patch matching", 4: "patch matching of 4 matches", 7: "patch matching of 7 matches"}
     if fitted:  # a second calibration was fitted without patches
         answer = shown.localize(queries[0], k=3, rerank=0)
@@ -105,7 +105,7 @@ def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, q
     assert shown.localize(queries[0], order="probability").calibration == made.fingerprint
 
 
-def labelled(sheet: Sheet) -> Sheet:
+def labeled(sheet: Sheet) -> Sheet:
     for i, row in enumerate(sheet.rows):
         sheet = sheet.with_label(i, YES if row.query == row.match else NO)
     return sheet
@@ -119,7 +119,7 @@ def test_labels_are_about_matches_as_they_were_found(again, shown, queries, tmp_
     assert open_sheet(shown, sample, tmp_path / "f") == file  # resumed
     with pytest.raises(KappaPlaceError, match=r"with patch matching of 5 matches.*--rerank"):
         open_sheet(shown, sample, tmp_path / "f", rerank=2)
-    write_labels(labelled(file), tmp_path / "f")
+    write_labels(labeled(file), tmp_path / "f")
     for other in (0, 2):
         with pytest.raises(
             KappaPlaceError, match=rf"with patch matching of 5 matches.*map label --rerank {other}`"
@@ -148,7 +148,7 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
 
     def examples_of(*given: Any) -> Examples:
         seen.append(given)
-        return fit.examples_of(*given)
+        return examples.examples_of(*given)
 
     monkeypatch.setattr("kappaplace.maps.tune.self_calibrate.examples_of", examples_of)
     made = self_calibrate_map(shown, CalibrateOptions(rerank=6))

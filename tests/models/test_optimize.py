@@ -10,9 +10,10 @@ from torch import nn
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models import fast as module
 from kappaplace.models.aggregation import normalize_channels
+from kappaplace.models.encoder import unit
 from kappaplace.models.fast import ENOUGH, OptimizedModel, fidelity, for_many
 from kappaplace.models.fast.fused import FusedResNet, InPrecision, Tail, fold_batch_norms
-from kappaplace.models.network import unit, with_spread
+from kappaplace.models.network import with_spread
 from kappaplace.models.place_model import PlaceModel
 
 
@@ -42,7 +43,7 @@ def test_folding_leaves_no_batch_norm_and_the_same_output(backbone: str) -> None
 
 
 @pytest.mark.parametrize("head", ["mirrored", "folded-tied", "layers", "stun", "dropout", "variance", "none"])
-def test_an_optimised_model_answers_as_the_model_does(head: str) -> None:
+def test_an_optimized_model_answers_as_the_model_does(head: str) -> None:
     model = with_statistics(PlaceModel.create("resnet_tiny", dim=16, head=head))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     fast = model.optimize("cpu")
@@ -155,10 +156,10 @@ def test_shapes_are_recorded_once_and_a_short_batch_is_filled_up(
 
 def test_ways_for_cuda_are_refused_elsewhere(tiny: PlaceModel) -> None:
     with pytest.raises(KappaPlaceError, match="for CUDA"):
-        tiny.optimize("cpu", way="graph")
+        tiny.optimize("cpu", form="graph")
 
 
-def test_only_many_images_are_worth_optimising_for(tiny: PlaceModel) -> None:
+def test_only_many_images_are_worth_optimizing_for(tiny: PlaceModel) -> None:
     assert for_many(tiny, "cpu", ENOUGH - 1) is tiny
     assert isinstance(for_many(tiny, "cpu", ENOUGH), OptimizedModel)
     other = nn.Conv2d(3, 3, 1)

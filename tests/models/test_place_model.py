@@ -112,7 +112,7 @@ def test_embed_gives_the_model_back_in_training_mode(tiny: PlaceModel, pictures:
 @pytest.mark.parametrize(
     ("images", "sentence"),
     [
-        ([], "no images to embed"),
+        ([], "at least one image"),
         (5, "Cannot embed a int"),
         (["/no/such/picture.jpg"], "No image file at /no/such/picture.jpg"),
         ([np.zeros((4, 4, 2), np.uint8)], "H×W×3"),
@@ -182,7 +182,7 @@ def test_embed_works_in_the_models_own_precision(
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
 def test_a_missing_device_is_one_sentence(device: str, tiny: PlaceModel, pictures: np.ndarray) -> None:
-    with pytest.raises(KappaPlaceError, match=f"device '{device}' cannot be used here"):
+    with pytest.raises(KappaPlaceError, match=f"device '{device}' cannot be used on this machine"):
         tiny.embed(pictures, device=device)
 
 

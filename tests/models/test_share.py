@@ -29,7 +29,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def folder(tiny: PlaceModel, tmp_path: Path) -> Path:
-    card = ModelCard(data="a town", licence="MIT", metrics={"R@1": 0.5})
+    card = ModelCard(data="a town", license="MIT", metrics={"R@1": 0.5})
     return save_model(tiny, tmp_path / "model", card)
 
 

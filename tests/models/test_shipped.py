@@ -59,7 +59,7 @@ def test_the_shipped_folder_is_whole_and_light() -> None:
     assert card["licence"] == "Apache-2.0"
     assert card["metrics"]
     page = shipped.model_page(DEFAULT)
-    assert "must not be used" in page
+    assert "Do not use it" in page
     assert "{" not in page  # no placeholder of the template is left
 
 

@@ -60,7 +60,7 @@ def test_every_listed_exception_is_a_mutant_and_has_a_reason() -> None:
 
 def test_a_listed_mutant_is_known_again(tmp_path: Path) -> None:
     kept = tmp_path / "survivors.txt"
-    first, second = (Case("vmf/amos.py", mutant) for mutant in mutants("a < b"))
+    first, second = (Case("vmf/distribution.py", mutant) for mutant in mutants("a < b"))
     kept.write_text(f"vmf: 2 mutants\n\n{first}\n  survived, line 1\n", "utf-8")
     assert listed(first, kept)
     assert not listed(second, kept)

@@ -34,7 +34,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
         return __import__(name)
 
     yield load
-    for name in ("make_card", "pack", "calibrate"):
+    for name in ("pack", "calibrate"):
         sys.modules.pop(name, None)
 
 
@@ -87,7 +87,7 @@ def test_calibrated_packed_and_lent(
     assert answer.inside is not None
     assert any("one, two" in note for note in answer.notes)
     page = (folder / PAGE).read_text()
-    for part in ("two made-up towns", "A note.", "1,607", ".834", "–", "one, two", "must not be used"):
+    for part in ("two made-up towns", "A note.", "1,607", "0.834", "–", "one, two", "Do not use it"):
         assert part in page
     assert "{" not in page
 
@@ -96,7 +96,7 @@ def test_without_probabilities_the_card_says_so(
     scripts: Any, results: Path, tiny: PlaceModel, tmp_path: Path
 ) -> None:
     folder = scripts("pack").pack(tiny, tmp_path / "model", None, results, "nothing")
-    assert "None are packed" in (folder / PAGE).read_text()
+    assert "no shipped calibration" in (folder / PAGE).read_text()
 
 
 def test_what_cannot_be_shipped_is_refused(
@@ -125,7 +125,7 @@ def test_what_cannot_be_shipped_is_refused(
 def test_results_of_nonsense_are_one_sentence(text: str, sentence: str, scripts: Any, tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text(text)
     with pytest.raises(KappaPlaceError, match=sentence):
-        scripts("make_card").read_results(tmp_path / "r.csv")
+        scripts("pack").read_results(tmp_path / "r.csv")
 
 
 def test_tables_and_folders_with_positives_are_read(scripts: Any, tmp_path: Path) -> None:

@@ -214,5 +214,5 @@ def test_file_names_are_tame_and_free(tmp_path: Path) -> None:
     assert {file.name for file in files.figures.glob("*.png")} == {"map.png", "map-2.png"}
 
 
-def test_colours_are_enough_for_three_bars() -> None:
+def test_colors_are_enough_for_three_bars() -> None:
     assert len(COLORS) >= 3

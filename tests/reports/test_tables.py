@@ -7,12 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from kappaplace.reports.groups import group_of, pooled_group
+from kappaplace.reports.html import Cell, Table, latex_text
 from kappaplace.reports.tables import (
-    Cell,
-    Table,
     comparison_table,
     interval,
-    latex_text,
     left_out_table,
     mark_best,
     match_table,

@@ -28,7 +28,7 @@ def book() -> Codebook:
     return learn_codebook(descriptors(1200, 24), rounds=4)
 
 
-def test_codes_are_the_nearest_centres_and_decode_to_what_they_were(book: Codebook) -> None:
+def test_codes_are_the_nearest_centers_and_decode_to_what_they_were(book: Codebook) -> None:
     rows = descriptors(300, 24, seed=1)
     result = book.encode(rows)
     assert (result.dtype, result.shape, book.width) == (np.uint8, (300, 25), 25)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kappaplace.retrieval import Engine, EngineOptions, open_engine
-from kappaplace.retrieval.engine import EngineKind
+from kappaplace.retrieval.open import EngineKind
 from kappaplace.types import Matches
 
 COUNT, DIM, QUERIES = 1200, 32, 4

@@ -76,7 +76,7 @@ def test_importing_again_changes_nothing_and_other_maps_are_refused(opened: Open
         engine.add(References(rows[::-1].copy(), positions, kappa, names))
     with pytest.raises(KappaPlaceError, match="more than the 50 of this map"):
         engine.add(References(rows[:50]))
-    with pytest.raises(KappaPlaceError, match="24 dimensions, these descriptors have 3"):
+    with pytest.raises(KappaPlaceError, match="24 dimensions, but these descriptors have 3"):
         engine.add(References(np.ones((400, 3), np.float32)))
     # A process without descriptors can search.
     again = opened()

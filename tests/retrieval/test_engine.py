@@ -23,7 +23,7 @@ from kappaplace.retrieval import (
     open_engine,
     quantize,
 )
-from kappaplace.retrieval import engine as engines
+from kappaplace.retrieval import open as engines
 from kappaplace.retrieval.database import (
     Hits,
     References,

@@ -85,14 +85,14 @@ def test_best_outside_equals_a_full_scan_whatever_the_block(
     rng = np.random.default_rng(seed)
     # Small integers: exact in any order, with many ties.
     q, r = (rng.integers(-2, 3, (rows, 4)).astype(np.float32) for rows in (9, references))
-    rows, centres = np.array([8, 1, 4]), rng.integers(0, references, 3)
+    rows, centers = np.array([8, 1, 4]), rng.integers(0, references, 3)
 
     def near(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.abs(a - b) <= frames
 
-    matches = best_outside(of_descriptors(q, r), rows, centres, references, near, columns=block)
-    of_table = best_outside(of_matrix(q @ r.T), rows, centres, references, near, columns=block)
-    for row, center, ours in zip(rows, centres, matches, strict=True):
+    matches = best_outside(of_descriptors(q, r), rows, centers, references, near, columns=block)
+    of_table = best_outside(of_matrix(q @ r.T), rows, centers, references, near, columns=block)
+    for row, center, ours in zip(rows, centers, matches, strict=True):
         far = [float(q[row] @ r[i]) for i in range(references) if abs(i - center) > frames]
         assert ours == max(far, default=-np.inf)
     np.testing.assert_array_equal(matches, of_table)
@@ -101,11 +101,11 @@ def test_best_outside_equals_a_full_scan_whatever_the_block(
 def test_rows_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((11, 50)).astype(np.float32)
-    rows, centres = np.arange(11), rng.integers(0, 50, 11)
-    whole = best_outside(of_matrix(matrix), rows, centres, 50, np.equal)
+    rows, centers = np.arange(11), rng.integers(0, 50, 11)
+    whole = best_outside(of_matrix(matrix), rows, centers, 50, np.equal)
     moments = row_moments(of_matrix(matrix), 11, 50)
     monkeypatch.setattr(exact, "ROWS", 3)
-    np.testing.assert_array_equal(best_outside(of_matrix(matrix), rows, centres, 50, np.equal), whole)
+    np.testing.assert_array_equal(best_outside(of_matrix(matrix), rows, centers, 50, np.equal), whole)
     np.testing.assert_allclose(row_moments(of_matrix(matrix), 11, 50, step=7), moments)
     np.testing.assert_allclose(moments, [matrix.mean(1), matrix.std(1)], atol=1e-6)
     some = np.array([3, 4, 40])

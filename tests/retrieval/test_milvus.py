@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,7 +137,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     module = SimpleNamespace(
         MilvusException=Failure, DataType=kinds, MilvusClient=lambda *a, **k: Client(server)
     )
-    monkeypatch.setattr(milvus, "_pymilvus", lambda: module)
+    monkeypatch.setitem(sys.modules, "pymilvus", module)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return server
 

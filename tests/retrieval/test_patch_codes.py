@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
@@ -33,6 +33,7 @@ def by_hand(one: np.ndarray) -> np.ndarray:
 
 @settings(deadline=None, max_examples=12)
 @given(st.integers(2, 20), st.integers(1, 9), st.integers(1, 9), st.integers(1, 5))
+@example(16, 3, 7, 1)  # some coefficients of its two blocks are nearly equal
 def test_few_images_are_coded_without_loss(channels, height, width, count):
     noise = torch.rand(count, channels, height, width, generator=torch.Generator().manual_seed(1))
     maps = maps_of(count, (channels, height, width)) + noise.half()
@@ -113,7 +114,7 @@ def test_too_many_cells_for_a_code():
 
 def test_the_gain_makes_agreements_of_codes_as_large_as_exact_ones():
     """Pair by pair over the first 32 images: each with the image one and two places before it."""
-    maps = maps_of(40, (12, 6, 6), seed=3)
+    maps = maps_of(80, (12, 6, 6), seed=3)
     book = learn_codes(maps, code_bytes=36)
     plain, some = replace(book, gain=1.0), maps[:32]
     exact, decoded = LocalFeatures.of(some), plain.decode(plain.encode(some))

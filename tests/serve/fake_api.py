@@ -34,7 +34,7 @@ DEMOS = ("clear", "blurred", "ambiguous", "elsewhere")
 
 
 @dataclass
-class Behaviour:
+class Behavior:
     """How the stand-in misbehaves; tests set it."""
 
     calibrated: bool = True
@@ -116,7 +116,7 @@ class Town:
             image = image.filter(ImageFilter.GaussianBlur(5))
         return _jpeg(image)
 
-    def answer(self, demo: int, k: int, behaviour: Behaviour) -> dict[str, Any]:
+    def answer(self, demo: int, k: int, behavior: Behavior) -> dict[str, Any]:
         """What the service would say of it, in the shape of `Localization.to_dict`."""
         kind, row = DEMOS[demo], self.query_row(demo)
         at, heading = self.views.positions[row], float(self.views.heading[row])
@@ -143,43 +143,43 @@ class Town:
         matches = [
             {
                 "rank": i + 1,
-                "name": behaviour.name or _name(here[r]),
+                "name": behavior.name or _name(here[r]),
                 "x": float(here[r, 0]),
                 "y": float(here[r, 1]),
                 "heading": float(self.views.heading[self.rows[r]]),
                 "time": None,
                 "similarity": float(similar[i]),
-                "kappa": self.references[r]["kappa"] if behaviour.kappa else None,
+                "kappa": self.references[r]["kappa"] if behavior.kappa else None,
                 "uncertainty": float(1 - similar[i]),
-                "probability": float(own[i]) if behaviour.calibrated else None,
-                "decision": str(decisions[i]) if behaviour.calibrated else None,
+                "probability": float(own[i]) if behavior.calibrated else None,
+                "decision": str(decisions[i]) if behavior.calibrated else None,
                 "reference": int(r),
                 "thumbnail": f"/v1/references/{r}/thumbnail",
             }
             for i, r in enumerate(found)
         ]
-        near = near[:1] if behaviour.alone else near
+        near = near[:1] if behavior.alone else near
         used = here[near]
         center = used.mean(axis=0)
         spread = math.sqrt(float(((used - center) ** 2).sum(axis=1).mean()))
         pose = {"x": center[0], "y": center[1], "heading": heading, "spread": spread, "matches": len(near)}
-        if not behaviour.posed:
+        if not behavior.posed:
             matches, pose = [{**match, "x": None, "y": None} for match in matches], None
         margin = {"clear": -0.21, "blurred": -0.09, "ambiguous": -0.008, "elsewhere": -0.05}[kind]
         return {
             "query": kind,
-            "kappa": kappa if behaviour.kappa else None,
+            "kappa": kappa if behavior.kappa else None,
             "uncertainty": uncertainty,
-            "probability": probability if behaviour.calibrated else None,
-            "inside": (0.12 if kind == "elsewhere" else 0.98) if behaviour.calibrated else None,
-            "decision": first if behaviour.calibrated else None,
-            "in_map": (kind != "elsewhere") if behaviour.calibrated else None,
+            "probability": probability if behavior.calibrated else None,
+            "inside": (0.12 if kind == "elsewhere" else 0.98) if behavior.calibrated else None,
+            "decision": first if behavior.calibrated else None,
+            "in_map": (kind != "elsewhere") if behavior.calibrated else None,
             "pose": pose,
             "matches": matches,
             "signals": {"margin": margin, "aliasing": -0.2, "z-score": -2.1 if kind == "elsewhere" else -6.3},
-            "notes": ["Calibrated on 400 labelled queries."] if behaviour.calibrated else ["Not calibrated."],
+            "notes": ["Calibrated on 400 labelled queries."] if behavior.calibrated else ["Not calibrated."],
             "seconds": {"embed": 0.031, "search": 0.002, "signals": 0.004, "decide": 0.001},
-            "calibration": "fake" if behaviour.calibrated else "",
+            "calibration": "fake" if behavior.calibrated else "",
             "sentence": f"Best match {matches[0]['name']}.",
         }
 
@@ -254,7 +254,7 @@ class FakeApi:
 
     def __init__(self, town: Town | None = None) -> None:
         self.town = town or Town()
-        self.behaviour = Behaviour()
+        self.behavior = Behavior()
         self._pictures: dict[str, bytes] = {}
         self._lock = threading.Lock()
         api = self
@@ -285,7 +285,7 @@ class FakeApi:
     def get(self, handler: BaseHTTPRequestHandler) -> None:
         url = urlsplit(handler.path)
         parts = url.path.strip("/").split("/")
-        self.behaviour.asked.append(handler.path)
+        self.behavior.asked.append(handler.path)
         if url.path == "/" or parts[0] == "static":
             name = "index.html" if url.path == "/" else parts[-1]
             file = PAGE / name
@@ -298,7 +298,7 @@ class FakeApi:
         return self._answer(handler, parts, values)
 
     def _answer(self, handler: BaseHTTPRequestHandler, parts: list[str], values: dict[str, str]) -> None:
-        town, behave = self.town, self.behaviour
+        town, behave = self.town, self.behavior
         references = town.references if behave.references else []
         if behave.name:
             references = [{**r, "name": behave.name} for r in references]
@@ -352,7 +352,7 @@ class FakeApi:
 
     def post(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
-        behave = self.behaviour
+        behave = self.behavior
         behave.asked.append(handler.path)
         behave.sent.append(body)
         if self._refused(handler):
@@ -369,7 +369,7 @@ class FakeApi:
             _json(handler, self.town.answer(demo, 8, behave))
 
     def _refused(self, handler: BaseHTTPRequestHandler) -> bool:
-        token = self.behaviour.token
+        token = self.behavior.token
         if token and handler.headers.get("Authorization") != f"Bearer {token}":
             _json(handler, {"error": "A token is needed."}, 401)
             return True

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import base64
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from starlette.testclient import TestClient
+from torch import nn
 
+from kappaplace.data.images import Preprocessing
+from kappaplace.data.table import PlaceImages
 from kappaplace.maps import MapStore, PlaceMap
+from kappaplace.models.frozen import FrozenEncoder
 from tests.serve.conftest import Serve, encoded
 
 
@@ -104,6 +110,45 @@ def test_embeddings_are_those_of_the_map(
     np.testing.assert_allclose(found["descriptors"], direct.descriptor, atol=1e-5)
     np.testing.assert_allclose(found["kappa"], direct.kappa, rtol=1e-4)
     assert found["model"] == opened.manifest.model.fingerprint
+
+
+class CrossImage(nn.Module):
+    """An encoder whose descriptors depend on the other images of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.sizes = nn.Conv2d(3, 12, 8, 8), list[int]()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(len(images))
+        alone = self.conv(images).amax((2, 3))
+        return alone + alone.mean(0)
+
+
+def test_queries_of_different_users_are_never_in_one_batch_of_a_cross_image_encoder(
+    serve: Serve, served_folder: Path, query_files: list[Path], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    encoder = CrossImage()
+    model = FrozenEncoder(encoder, cross_image=True, preprocessing=Preprocessing(32, "exact")).eval()
+    table = PlaceImages.open(served_folder / "val.parquet")
+    made = PlaceMap.build(table, tmp_path / "cross.map", model)
+    batches: list[int] = []
+    client = serve({"cross": made}, window=1.0)
+    served = client.app.state.served["cross"]
+    served.batcher.report = batches.append
+    images = query_files[:6]
+    alone = [made.embed([str(path)]).descriptor[0] for path in images]
+
+    def ask(path: Path) -> list[float]:
+        files = {"image": (path.name, path.read_bytes(), "image/png")}
+        return client.post("/v1/embed", files=files).json()["descriptors"][0]
+
+    with ThreadPoolExecutor(len(images)) as pool:
+        answers = list(pool.map(ask, images))
+    np.testing.assert_allclose(answers, alone, atol=1e-6)
+    assert max(batches) > 1  # requests of several clients were answered together
+    assert set(encoder.sizes) == {1}  # but no pass saw two of their images
 
 
 def test_a_large_jpeg_is_decoded_as_from_a_file(

@@ -13,7 +13,7 @@ import pytest
 
 from kappaplace.calibration.decision import DecisionRule, decide_matches, rule_by_probability
 from kappaplace.records import to_plain
-from tests.serve.fake_api import DEMOS, Behaviour, FakeApi
+from tests.serve.fake_api import DEMOS, Behavior, FakeApi
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -43,7 +43,7 @@ def running() -> Iterator[FakeApi]:
 
 @pytest.fixture
 def api(running: FakeApi) -> FakeApi:
-    running.behaviour = Behaviour()
+    running.behavior = Behavior()
     return running
 
 
@@ -124,7 +124,7 @@ def test_a_photo_is_answered(visit: Open, api: FakeApi) -> None:
     assert "33%" in page.inner_text(".query")
     marks = page.get_attribute(".map canvas", "data-markers").split()
     assert [mark.title() for mark in marks] == said  # the map shows the same decisions as the cards
-    assert b'name="k"' in api.behaviour.sent[0]
+    assert b'name="k"' in api.behavior.sent[0]
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_pasted_and_dropped_photos(visit: Open, api: FakeApi) -> None:
     page.wait_for_selector(".verdict.accept")
     page.evaluate(give, ["drop", "elsewhere.jpg"])
     page.wait_for_selector(".verdict.reject")
-    assert len(api.behaviour.sent) == 2
+    assert len(api.behavior.sent) == 2
 
 
-def test_the_slider_recolours_without_asking_again(visit: Open, api: FakeApi) -> None:
+def test_the_slider_recolors_without_asking_again(visit: Open, api: FakeApi) -> None:
     page = visit()
     ask(page, api, "blurred")
     page.wait_for_selector(".coverage strong")
@@ -180,7 +180,7 @@ def test_the_slider_recolours_without_asking_again(visit: Open, api: FakeApi) ->
     assert "nothing is accepted" in page.inner_text(".coverage")
     assert "Accept" not in decisions(page)
     assert page.get_attribute("#risk", "aria-valuetext").startswith("0.5% of the accepted")
-    assert len(api.behaviour.sent) == 1
+    assert len(api.behavior.sent) == 1
 
 
 def test_decisions_are_those_of_the_library(visit: Open) -> None:
@@ -270,7 +270,7 @@ def test_a_marker_and_its_card_belong_together(visit: Open, api: FakeApi) -> Non
     assert page.locator(".card.chosen").count() == 0
     page.wait_for_timeout(100)
     # The best match lies where the map says; a click on it chooses the first card.
-    at = api.town.answer(0, 8, api.behaviour)["matches"][0]
+    at = api.town.answer(0, 8, api.behavior)["matches"][0]
     canvas = page.locator(".map canvas")
     canvas.scroll_into_view_if_needed()
     box, scale = canvas.bounding_box(), float(canvas.get_attribute("data-scale"))
@@ -282,12 +282,12 @@ def test_a_marker_and_its_card_belong_together(visit: Open, api: FakeApi) -> Non
 
 def test_errors_are_one_sentence_and_a_way_on(visit: Open, api: FakeApi) -> None:
     page = visit()
-    api.behaviour.error = (422, "The image is truncated; send it again.")
+    api.behavior.error = (422, "The image is truncated; send it again.")
     page.set_input_files("#photo", files=[photo(api)])
     page.wait_for_selector(".problem")
     assert "The image is truncated; send it again." in page.inner_text("[role=alert]")
     assert page.locator(".card").count() == 0
-    api.behaviour.error = None
+    api.behavior.error = None
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".verdict.accept")
     text = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"no photo"}
@@ -300,29 +300,29 @@ def test_errors_are_one_sentence_and_a_way_on(visit: Open, api: FakeApi) -> None
 
 def test_loading_and_busy_are_shown(visit: Open, api: FakeApi) -> None:
     page = visit()
-    api.behaviour.delay = 0.6
+    api.behavior.delay = 0.6
     page.set_input_files("#photo", files=[photo(api)])
     page.wait_for_selector("text=Comparing with 1,340 references")
     assert page.locator(".card.ghost").count() == 4
-    api.behaviour.busy = 2
+    api.behavior.busy = 2
     page.wait_for_selector("text=The service is busy. Retrying")
     page.wait_for_selector(".verdict.accept")
-    assert len(api.behaviour.sent) == 3
+    assert len(api.behavior.sent) == 3
 
 
 def test_a_later_photo_wins(visit: Open, api: FakeApi) -> None:
     page = visit()
-    api.behaviour.delay = 0.7
+    api.behavior.delay = 0.7
     page.set_input_files("#photo", files=[photo(api, "elsewhere")])
     page.wait_for_timeout(100)
-    api.behaviour.delay = 0.0
+    api.behavior.delay = 0.0
     ask(page, api, "clear")
     page.wait_for_timeout(900)
     assert page.inner_text(".verdict h2") == "Accept"
 
 
 def test_a_token_is_asked_for_once(visit: Open, api: FakeApi) -> None:
-    api.behaviour.token = "a-good-long-token"
+    api.behavior.token = "a-good-long-token"
     page = visit(loaded="dialog[open]")
     page.fill("#token-field", "wrong")
     page.keyboard.press("Enter")
@@ -335,14 +335,14 @@ def test_a_token_is_asked_for_once(visit: Open, api: FakeApi) -> None:
     assert (
         page.evaluate("sessionStorage.length + localStorage.length * 10 + document.cookie.length * 100") == 1
     )
-    assert not [path for path in api.behaviour.asked if "a-good-long-token" in path]
+    assert not [path for path in api.behavior.asked if "a-good-long-token" in path]
     page.reload()
     page.wait_for_selector(".demo img")
     assert not page.locator("dialog[open]").count()
 
 
 def test_without_a_token_it_says_so(visit: Open, api: FakeApi) -> None:
-    api.behaviour.token = "a-good-long-token"
+    api.behavior.token = "a-good-long-token"
     page = visit(loaded="dialog[open]")
     page.keyboard.press("Escape")
     page.wait_for_selector("text=This service requires a token.")
@@ -351,7 +351,7 @@ def test_without_a_token_it_says_so(visit: Open, api: FakeApi) -> None:
 
 
 def test_a_map_without_calibration(visit: Open, api: FakeApi) -> None:
-    api.behaviour.calibrated = False
+    api.behavior.calibrated = False
     page = visit()
     assert "This map is not calibrated" in page.inner_text(".risk")
     assert page.locator("#risk").count() == 0
@@ -365,10 +365,10 @@ def test_a_map_without_calibration(visit: Open, api: FakeApi) -> None:
 
 
 def test_an_empty_map_and_one_without_kappa(visit: Open, api: FakeApi) -> None:
-    api.behaviour.references = False
+    api.behavior.references = False
     page = visit(loaded=".empty")
     assert "This map is empty" in page.inner_text("main")
-    api.behaviour = Behaviour(kappa=False)
+    api.behavior = Behavior(kappa=False)
     page = visit()
     ask(page, api, "blurred")
     assert "has no κ" in page.inner_text(".query")
@@ -379,7 +379,7 @@ def test_an_empty_map_and_one_without_kappa(visit: Open, api: FakeApi) -> None:
 
 
 def test_a_map_without_positions(visit: Open, api: FakeApi) -> None:
-    api.behaviour.posed = False
+    api.behavior.posed = False
     page = visit()
     ask(page, api)
     assert "The best match has no position." in page.inner_text(".verdict")
@@ -393,18 +393,18 @@ def test_a_map_without_positions(visit: Open, api: FakeApi) -> None:
 
 
 def test_several_maps(visit: Open, api: FakeApi) -> None:
-    api.behaviour.maps = ("town", "harbour")
+    api.behavior.maps = ("town", "harbour")
     page = visit()
     page.select_option("#map", "harbour")
     page.wait_for_selector(".demo img")
     ask(page, api)
-    assert b"harbour" in api.behaviour.sent[0]
+    assert b"harbour" in api.behavior.sent[0]
     page.wait_for_selector(".card img")
-    assert [path for path in api.behaviour.asked if "/thumbnail?map=harbour" in path]
+    assert [path for path in api.behavior.asked if "/thumbnail?map=harbour" in path]
 
 
 def test_names_are_text_whatever_they_hold(visit: Open, api: FakeApi) -> None:
-    api.behaviour.name = "<img src=x onerror=alert(1)><b>bold<b>.jpg"
+    api.behavior.name = "<img src=x onerror=alert(1)><b>bold<b>.jpg"
     page = visit()
     ask(page, api)
     assert page.inner_text(".card .name >> nth=0").startswith("<img src=x onerror")
@@ -480,7 +480,7 @@ def test_everything_by_keyboard(visit: Open) -> None:
         if seen[-1] == "demo" and "demo" in seen[:-1]:
             break
     assert seen[0] == "Skip to the content"
-    assert "How sure is it?" in seen
+    assert "How reliable is it?" in seen
     assert "photo" in seen
     page.keyboard.press("Enter")  # the second demo query
     page.wait_for_selector(".verdict.doubtful")
@@ -496,11 +496,11 @@ def test_everything_by_keyboard(visit: Open) -> None:
 def test_tiles_lie_where_they_belong(visit: Open, api: FakeApi) -> None:
     from pyproj import Transformer
 
-    api.behaviour.tiles = True
+    api.behavior.tiles = True
     page = visit()
     page.wait_for_timeout(200)
-    assert [path for path in api.behaviour.asked if path.endswith(".png")]
-    assert len([path for path in api.behaviour.asked if path.endswith(".png")]) <= 80
+    assert [path for path in api.behavior.asked if path.endswith(".png")]
+    assert len([path for path in api.behavior.asked if path.endswith(".png")]) <= 80
     rng = np.random.default_rng(0)
     for code, north in ((32610, rng.uniform(1e5, 9e6, 20)), (32733, rng.uniform(2e6, 9.9e6, 20))):
         east = rng.uniform(2e5, 8e5, 20)
@@ -519,7 +519,7 @@ def test_tiles_lie_where_they_belong(visit: Open, api: FakeApi) -> None:
 
 def test_whose_the_tiles_are_stands_under_the_map(visit: Open, api: FakeApi) -> None:
     said = "<b>© The mappers</b>, https://maps.example/copyright; all rights"
-    api.behaviour = Behaviour(tiles=True, attribution=said)
+    api.behavior = Behavior(tiles=True, attribution=said)
     for where, size in (("", {}), ("#browse", {"viewport": PHONE})):
         page = visit(where, **size)
         page.wait_for_selector(".map .attribution")
@@ -529,15 +529,15 @@ def test_whose_the_tiles_are_stands_under_the_map(visit: Open, api: FakeApi) -> 
         assert link.get_attribute("rel") == "noopener noreferrer"
         assert page.evaluate(AUDIT) == []
     # Tiles cannot be laid under other frames: then there is nothing to attribute, and streets are drawn.
-    api.behaviour = Behaviour(tiles=True, attribution=said, frame="local")
+    api.behavior = Behavior(tiles=True, attribution=said, frame="local")
     page = visit()
     ask(page, api)
     assert page.locator(".attribution").count() == 0
-    assert not [path for path in api.behaviour.asked if path.endswith(".png")]
+    assert not [path for path in api.behavior.asked if path.endswith(".png")]
 
 
 def test_an_estimate_of_one_match_claims_no_precision(visit: Open, api: FakeApi) -> None:
-    api.behaviour.alone = True
+    api.behavior.alone = True
     page = visit()
     ask(page, api, "blurred")
     assert page.inner_text(".where").endswith("position of match 1; no other match agrees")
@@ -545,7 +545,7 @@ def test_an_estimate_of_one_match_claims_no_precision(visit: Open, api: FakeApi)
 
 @pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
 def test_long_names_break_nothing(visit: Open, api: FakeApi, phone: bool) -> None:
-    api.behaviour.name = f"@{'0551615.00@4180065.00@10@S@' * 6}.jpg"
+    api.behavior.name = f"@{'0551615.00@4180065.00@10@S@' * 6}.jpg"
     page = visit("#browse", loaded=".worst img", **({"viewport": PHONE} if phone else {}))
     page.locator(".worst button").first.click()
     page.wait_for_selector(".chosen-reference img")
@@ -566,11 +566,11 @@ def test_the_demo_query_chosen_last_wins(visit: Open, api: FakeApi) -> None:
     held[0].continue_()
     page.wait_for_timeout(400)
     assert page.inner_text(".verdict h2") == "Accept"
-    assert len(api.behaviour.sent) == 1
+    assert len(api.behavior.sent) == 1
 
 
 def test_the_map_chosen_last_is_shown(visit: Open, api: FakeApi) -> None:
-    api.behaviour.maps = ("town", "harbour")
+    api.behavior.maps = ("town", "harbour")
     page = visit(loaded=".demo img")
     held: list[Any] = []
     page.route("**/v1/map/calibration?map=harbour", lambda route: held.append(route))
@@ -581,5 +581,5 @@ def test_the_map_chosen_last_is_shown(visit: Open, api: FakeApi) -> None:
     held[0].fulfill(json={"calibrated": False, "promise": [], "notes": []})
     page.wait_for_timeout(200)
     page.click("nav a[href='#sure']")
-    page.wait_for_selector("main h1:has-text('How sure is it?')")
+    page.wait_for_selector("main h1:has-text('How reliable is it?')")
     assert page.locator(".plot").count() == 2  # the other map would have none

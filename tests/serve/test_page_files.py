@@ -32,7 +32,7 @@ def test_whatever_a_file_asks_for_is_there(file: Path) -> None:
     assert [name for name in asked if not (PAGE / name).is_file()] == []
 
 
-def _colours(dark: bool) -> dict[str, str]:
+def _colors(dark: bool) -> dict[str, str]:
     text = (PAGE / "style.css").read_text(encoding="utf-8")
     blocks = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
     assert len(blocks) == 2  # light, then dark
@@ -78,8 +78,8 @@ SEEN = [
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_colours_have_enough_contrast(dark: bool) -> None:
-    colors = _colours(dark)
+def test_colors_have_enough_contrast(dark: bool) -> None:
+    colors = _colors(dark)
     for pairs, least in ((READ, TEXT), (SEEN, LARGE)):
         measured = {pair: contrast(colors[pair[0]], colors[pair[1]]) for pair in pairs}
         assert {pair: value for pair, value in measured.items() if value < least} == {}

@@ -167,7 +167,7 @@ def test_ctrl_c_ends_well_and_twice_at_once(served_folder: Path, times: int) -> 
         (["{map}", "--demo-queries", "nowhere"], "No folder of demo queries"),
         (["{map}", "--port", "{taken}"], "address already in use"),
         (["{map}", "--host", "no.such.host.invalid"], "without a token"),
-        (["{map}", "--port", "70000"], "--port must be between 0 and 65535"),
+        (["{map}", "--port", "70000"], "--port must be between 0 and 65,535"),
         (["{map}", "--set", "max-batch=many"], "--set max-batch must be a whole number"),
     ],
 )

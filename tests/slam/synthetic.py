@@ -11,9 +11,9 @@ from kappaplace.slam import Closure, Frame
 from kappaplace.slam.calibrate import DriveExamples, collect, fit_closures
 from kappaplace.slam.evaluation import same_place
 from kappaplace_city import SyntheticCity
-from kappaplace_city.drives import CityDrive, Looks, drive_through, look_at
+from kappaplace_city.drives import AppearanceModel, CityDrive, drive_through, look_at
 
-LOOKS = Looks(dim=64)
+LOOKS = AppearanceModel(dim=64)
 
 
 @lru_cache(maxsize=8)

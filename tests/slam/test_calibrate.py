@@ -65,7 +65,7 @@ def test_a_calibration_of_another_model_is_refused(tmp_path: Path, tiny: PlaceMo
     file.write_text(json.dumps(values))
     with pytest.raises(KappaPlaceError, match="another model"):
         calibration_for(tiny, file)
-    with pytest.raises(KappaPlaceError, match="does not exist"):
+    with pytest.raises(KappaPlaceError, match="There is no calibration"):
         calibration_for(tiny, tmp_path / "nothing.json")
     with pytest.raises(KappaPlaceError, match="slam calibrate"):
         calibration_for(tiny)

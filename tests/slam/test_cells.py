@@ -75,7 +75,7 @@ def test_the_match_whose_cells_agree_is_proposed() -> None:
     assert (columns[:, 2] < -0.5).all()  # and with no other place
 
 
-def test_what_was_learnt_with_cells_is_used_with_cells() -> None:
+def test_what_was_learned_with_cells_is_used_with_cells() -> None:
     same = np.equal.outer(np.arange(60) % 30, np.arange(60) % 30)
     scores = scores_for(True, 30)
     examples = collect(frames(), same, SETTINGS, scores=scores, patch_maps=Maps())
@@ -89,7 +89,7 @@ def test_what_was_learnt_with_cells_is_used_with_cells() -> None:
     assert [c.query for c in closer.accepted] == list(range(30, 60))
     with pytest.raises(KappaPlaceError, match="patch_maps="):
         LoopCloser(fitted)
-    with pytest.raises(KappaPlaceError, match="calibrated with 30"):
+    with pytest.raises(KappaPlaceError, match="verify must be 30"):
         LoopCloser(fitted, replace(settings, verify=0), patch_maps=Maps())
 
 
@@ -121,7 +121,7 @@ def test_models_show_their_stages_or_not(tiny: PlaceModel) -> None:
 
 
 def test_bad_input_is_one_sentence() -> None:
-    with pytest.raises(KappaPlaceError, match="verify must be at least 0"):
+    with pytest.raises(KappaPlaceError, match="verify must be 0 or more"):
         ClosingSettings(verify=-1)
     with pytest.raises(KappaPlaceError, match="least_agreement"):
         ClosingSettings(least_agreement=2.0)

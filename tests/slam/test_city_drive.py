@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kappaplace.data.poses import distance_travelled
+from kappaplace.data.poses import distance_traveled
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.evaluation import same_place
 from kappaplace_city import SyntheticCity
-from kappaplace_city.drives import Drift, Looks, drive_through, look_at, segment_of
+from kappaplace_city.drives import AppearanceModel, Drift, drive_through, look_at, segment_of
 
 CITY = SyntheticCity(3, (2, 2), aliased=0.3, featureless=0.1)
 
@@ -31,12 +31,12 @@ def test_odometry_starts_at_the_truth_and_drifts() -> None:
     drive = drive_through(CITY, legs=20, seed=1)
     gap = np.hypot(*(drive.odometry - drive.truth)[:, :2].T)
     assert gap[0] == 0
-    assert 1.0 < gap.max() < 0.2 * distance_travelled(drive.truth)[-1]
+    assert 1.0 < gap.max() < 0.2 * distance_traveled(drive.truth)[-1]
 
 
 def test_descriptors_tell_places_apart_but_for_twins_and_weather() -> None:
     drive = drive_through(CITY, legs=40, seed=1)
-    made = look_at(CITY, "test", drive, Looks(dim=64), seed=1)
+    made = look_at(CITY, "test", drive, AppearanceModel(dim=64), seed=1)
     z, rows = made.embeddings.descriptor, np.arange(len(drive.truth))
     assert np.allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
     similar = z @ z.T

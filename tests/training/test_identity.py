@@ -87,5 +87,5 @@ def test_joint_training_starts_from_the_classifier_of_its_model(
 
 
 def test_kappa_without_a_weight_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(KappaPlaceError, match="Otherwise κ is not trained"):
+    with pytest.raises(KappaPlaceError, match="above zero to train κ"):
         small_run("kappa-jt", str(tmp_path), "loss.weight=0")

@@ -130,7 +130,7 @@ def test_a_saved_state_resumes_exactly() -> None:
             torch.testing.assert_close(value, theirs.state_dict()[name], rtol=0, atol=0)
 
 
-def test_objectives_without_weights_have_no_optimiser_of_their_own() -> None:
+def test_objectives_without_weights_have_no_optimizer_of_their_own() -> None:
     from kappaplace.training.objectives import Objective
 
     optimizers = Optimizers(Model(), Objective(), 3, OptimizerSettings(), 10)

@@ -102,7 +102,7 @@ def test_single_images_are_places_of_their_own() -> None:
 def test_images_without_places_are_reported() -> None:
     nowhere = np.full((6, 2), np.nan)
     with pytest.raises(
-        KappaPlaceError, match=r"neither positions nor place labels\. .*anchors\.source=views"
+        KappaPlaceError, match=r"neither positions nor place labels\. .*anchors.source to views"
     ):
         find_places(nowhere, None, None, SETTINGS)
     with pytest.raises(KappaPlaceError, match="neither positions nor place labels"):

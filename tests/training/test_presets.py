@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +9,19 @@ import pytest
 import torch
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import packaged_toml
 from kappaplace.models.checkpoint import load_checkpoint, load_model, save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.loop import load_state
 from kappaplace.training.recipes import RECIPES, settings_for
 from kappaplace.training.run import Trained, train
-from kappaplace.training.settings import Settings, flat, tomllib
+from kappaplace.training.settings import Settings, flat
 from kappaplace.training.start import starting_model
 from kappaplace.training.validation import Validator
 from tests.training.tiny import OPTIONS, City
 
-PRESETS = tomllib.loads(files("kappaplace.training").joinpath("paper.toml").read_text("utf-8"))
-NUMBERS = tomllib.loads(files("kappaplace.evaluation").joinpath("paper.toml").read_text("utf-8"))
+PRESETS = packaged_toml("kappaplace.training", "paper.toml")
+NUMBERS = packaged_toml("kappaplace.evaluation", "paper.toml")
 RUNS = [(name, recipe) for name, part in PRESETS.items() for recipe in part.get("recipes", ["kappa-pt"])]
 
 

@@ -74,7 +74,7 @@ def test_prototypes_that_do_not_match_are_reported(
     ):
         prototype_anchors(file, classes.all(), classes, GRID, DIM)
     classes = street([2, 3])
-    with pytest.raises(KappaPlaceError, match="have 6 dimensions, the model's descriptors 7"):
+    with pytest.raises(KappaPlaceError, match="have 6 dimensions, but descriptors of the model have 7"):
         prototype_anchors(file, classes.all(), classes, GRID, DIM + 1)
     with pytest.raises(
         KappaPlaceError, match=r"cells of 10 m and 30°, these are 20 m and 30°\. Set classes\.cell"
@@ -222,10 +222,10 @@ def test_prototypes_of_other_classes_are_refused(tmp_path: Path, city: City) -> 
     post_train(groups, "right")
     assert any("their prototype in" in line for line in lines)
     with pytest.raises(
-        KappaPlaceError, match=r"in group 0, only .* images are most similar to their prototype"
+        KappaPlaceError, match=r"In group 0, only .* images are most similar to their prototype"
     ):
         post_train([group[1:] + group[:1] for group in groups], "shifted")
-    with pytest.raises(KappaPlaceError, match=r"in group 1, .*set anchors\.classes"):
+    with pytest.raises(KappaPlaceError, match=r"In group 1, .*set anchors\.classes"):
         post_train([groups[0], groups[1][::-1]], "reversed")
     assert not list((tmp_path / "reversed").glob("features/*"))  # refused before the long part
 

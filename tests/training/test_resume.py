@@ -98,7 +98,7 @@ def test_cached_run_resumes_from_half_extracted_features(tmp_path: Path, monkeyp
     options = ("anchors.source=places", "optimizer.lr=1e-2")
     whole = small_run("kappa-pt", str(tmp_path / "whole"), *options, start=True)
     monkeypatch.setattr(features, "FLUSH_EVERY", 16)
-    monkeypatch.setattr("kappaplace.training.assembly.EXTRACTION_BATCH", (16, 16))
+    monkeypatch.setattr("kappaplace.training.run.EXTRACTION_BATCH", (16, 16))
     work = features.ViewSource.batches
     seen: list[int] = []
 

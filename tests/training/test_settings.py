@@ -150,12 +150,12 @@ def test_a_folder_may_be_called_like_a_number_or_a_date(folder: str) -> None:
 
 
 def test_files_that_are_not_settings_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(KappaPlaceError, match="cannot be read: No such file"):
+    with pytest.raises(KappaPlaceError, match=r"cannot be read as TOML \(No such file"):
         read_toml(tmp_path / "nothing.toml")
     file = tmp_path / "settings.toml"
     for content, message in (
-        (b"[model\n", "not valid TOML"),
-        (b"\xff\xfe", "not valid TOML"),
+        (b"[model\n", "cannot be read as TOML"),
+        (b"\xff\xfe", "cannot be read as TOML"),
         (b"lr = 1", "'lr' in .* is outside a section. Choose a section from: model"),
         (b"model = 1", r"'model' in .* is outside a section. Choose from: start"),
     ):

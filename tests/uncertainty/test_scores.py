@@ -82,7 +82,7 @@ def overlap_on_the_sphere(dim: int, kappas: tuple[float, float], angle: float) -
     """∫ of the product of two vMF densities in 2 or 3 dimensions by quadrature."""
     first, second = mpmath.mpf(kappas[0]), mpmath.mpf(kappas[1])
 
-    def normaliser(kappa: mpmath.mpf) -> mpmath.mpf:
+    def normalizer(kappa: mpmath.mpf) -> mpmath.mpf:
         v = mpmath.mpf(dim) / 2 - 1
         return kappa**v / ((2 * mpmath.pi) ** (mpmath.mpf(dim) / 2) * mpmath.besseli(v, kappa))
 
@@ -98,7 +98,7 @@ def overlap_on_the_sphere(dim: int, kappas: tuple[float, float], angle: float) -
         integral = mpmath.quad(in_plane, mpmath.linspace(-mpmath.pi, mpmath.pi, 9))
     else:
         integral = mpmath.quad(on_ball, mpmath.linspace(0, mpmath.pi, 5))
-    return float(normaliser(first) * normaliser(second) * integral)
+    return float(normalizer(first) * normalizer(second) * integral)
 
 
 @pytest.mark.parametrize("dim", [2, 3])

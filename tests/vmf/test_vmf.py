@@ -41,7 +41,7 @@ def amos_reference(kappa: float, dim: int) -> tuple[float, float]:
     return k / (half + s), (s - half * np.log(half + s)) - (half - half * np.log(2 * half))
 
 
-@pytest.mark.parametrize("name", ["amos", "bessel", "density", "sampling"])
+@pytest.mark.parametrize("name", ["bessel", "distribution"])
 def test_doctests(name: str) -> None:
     module = importlib.import_module(f"kappaplace.vmf.{name}")
     assert doctest.testmod(module).failed == 0
@@ -388,7 +388,7 @@ def test_samples_are_drawn_up_to_the_largest_kappa_and_from_none_at_all() -> Non
     assert ((sharp - mean).norm(dim=-1) < 1e-5).all()
     with pytest.raises(KappaPlaceError, match="between 0 and 1e\\+12"):
         vmf.sample(mean, 1.001e12, 5)
-    with pytest.raises(KappaPlaceError, match="got other values or NaN"):
+    with pytest.raises(KappaPlaceError, match="and not NaN"):
         vmf.sample(mean, torch.tensor([1.0, -1e-3]), 5)  # one bad κ is enough
     even = vmf.sample(mean, 0.0, 4000, torch.Generator().manual_seed(0))
     assert even.mean(0).norm().item() < 0.06  # 1/√4000 is 0.016

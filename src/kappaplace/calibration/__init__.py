@@ -1,7 +1,5 @@
-"""From scores to decisions: probabilities, accept / doubtful / reject, and drift of the queries.
-
-NumPy in, NumPy out; nothing here reads images or maps. See docs/calibration.md.
-"""
+"""Calibration: from scores to probabilities and decisions (accept, doubtful, reject), and drift of the
+queries. Functions take and return NumPy arrays; none of them reads maps. See docs/calibration.md."""
 
 from __future__ import annotations
 
@@ -37,17 +35,19 @@ if TYPE_CHECKING:
     from kappaplace.calibration.drift import DriftMonitor as DriftMonitor
     from kappaplace.calibration.drift import DriftWarning as DriftWarning
     from kappaplace.calibration.drift import Sketch as Sketch
+    from kappaplace.calibration.examples import Examples as Examples
+    from kappaplace.calibration.examples import examples_of as examples_of
+    from kappaplace.calibration.examples import join as join
     from kappaplace.calibration.expected import ExpectedCurve as ExpectedCurve
     from kappaplace.calibration.expected import expected_at as expected_at
     from kappaplace.calibration.expected import expected_curve as expected_curve
     from kappaplace.calibration.expected import reject_risk as reject_risk
     from kappaplace.calibration.expected import rule_for as rule_for
     from kappaplace.calibration.expected import stated_risk as stated_risk
-    from kappaplace.calibration.fit import Examples as Examples
-    from kappaplace.calibration.fit import examples_of as examples_of
     from kappaplace.calibration.fit import fit_calibration as fit_calibration
-    from kappaplace.calibration.fit import join as join
     from kappaplace.calibration.options import CalibrateOptions as CalibrateOptions
+    from kappaplace.calibration.options import split_queries as split_queries
+    from kappaplace.calibration.options import thin_to_places as thin_to_places
     from kappaplace.calibration.outside import shift_prior as shift_prior
     from kappaplace.calibration.risk import RiskRefused as RiskRefused
     from kappaplace.calibration.risk import RiskThreshold as RiskThreshold
@@ -57,7 +57,5 @@ if TYPE_CHECKING:
     from kappaplace.calibration.sources import calibration_with as calibration_with
     from kappaplace.calibration.sources import load_calibration as load_calibration
     from kappaplace.calibration.sources import save_calibration as save_calibration
-    from kappaplace.calibration.splits import split_queries as split_queries
-    from kappaplace.calibration.splits import thin_to_places as thin_to_places
 else:
     __all__, __getattr__ = lazy_exports(__name__, __file__)

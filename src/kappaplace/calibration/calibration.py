@@ -1,6 +1,6 @@
 """Calibrations: from the scores of a retrieval to probabilities and decisions.
 
-Fitting and using a calibration read the same numbers, because both come from here.
+Fitting and using a calibration compute scores with the same functions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from kappaplace.uncertainty.base import Score
 
 FORMAT = 1
 RERANK = "verify"
-"""The fact in which earlier versions stored `Calibration.rerank`."""
+"""Key of the fact in which earlier versions stored `Calibration.rerank`."""
 UNCERTAINTY = "uncertainty"
-"""The signal that every drift sketch contains in addition to those of the caller."""
+"""Name of the signal that every drift sketch contains, in addition to those of the caller."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Calibration:
     sketch: Sketch | None = None
     """Distribution of the signals of the calibration queries, for `DriftMonitor`."""
     outside_rate: float | None = None
-    """Expected fraction of out-of-map queries; None: the fraction among the calibration queries."""
+    """Expected fraction of out-of-map queries. None for the fraction among the calibration queries."""
     facts: Mapping[str, Json] = field(default_factory=dict)
     """Facts about the fit, such as the date and the model, as plain values."""
     rerank: int = field(default=0, metadata=optional())
     """Number of top matches that were re-ranked by patch matching at calibration."""
     domain: Domain | None = field(default=None, metadata=optional())
-    """Domain: appearance of correctly answered calibration queries; None in files of earlier versions."""
+    """Signals of correctly answered calibration queries; None in files of earlier versions."""
     plain: Calibration | None = field(default=None, metadata=optional())
     """Calibration without patch matching, for queries or maps whose images are not available."""
 
@@ -84,7 +84,7 @@ class Calibration:
             features: Scores of each query, N×F in the order of ``scores`` (or N for one score).
 
         Returns:
-            One value per query, N; higher is less certain.
+            One value per query (N); higher is less certain.
         """
         return self.top.uncertainty(features, 1)
 
@@ -97,7 +97,7 @@ class Calibration:
                 fraction at calibration.
 
         Returns:
-            One probability per query, N.
+            One probability per query (N).
         """
         return self.right.probability(self.uncertainty(features), self._rate(outside_rate))
 
@@ -109,7 +109,7 @@ class Calibration:
             outside_rate: Expected fraction of out-of-map queries. Default: the fraction at calibration.
 
         Returns:
-            One probability per query, N; None if no out-of-map query was among the examples.
+            One probability per query (N); None if no out-of-map query was among the examples.
         """
         return self.right.inside_probability(self.uncertainty(features), self._rate(outside_rate))
 
@@ -140,7 +140,7 @@ class Calibration:
             features: Scores of each query, N×F.
 
         Returns:
-            One decision per query, N.
+            One decision per query (N).
 
         Raises:
             KappaPlaceError: If the calibration has no decision rule.
@@ -158,7 +158,8 @@ class Calibration:
             The values, which `from_dict` accepts.
         """
         values = to_plain(self)
-        if RERANK in self.facts:  # of an earlier version: written as it was read, to keep the fingerprint
+        # From an earlier version: it is written unchanged, so that the fingerprint stays the same.
+        if RERANK in self.facts:
             values.pop("rerank", None)
         return {"format": FORMAT, **values}
 
@@ -220,18 +221,18 @@ class Judgment:
     uncertainty: Floats
     """N."""
     probability: Floats | None = None
-    """Probability that the top match is correct, N."""
+    """Probability that the top match is correct (N)."""
     inside: Floats | None = None
-    """Probability that the query was taken inside the map, N."""
+    """Probability that the query was taken inside the map (N)."""
     decision: list[str] | None = None
-    """Decision on each query, N; never accept if ``reasons`` has a reason for the query."""
+    """Decision on each query (N); never accept if ``reasons`` has a reason for the query."""
     pairs: Floats | None = None
     """Probability that each match is correct, N×K."""
     reasons: tuple[str, ...] = ()
-    """Reason why the probability of a query does not apply: a difference from the calibration queries. Empty
-    if it applies."""
+    """How each query differs from the calibration queries, so that its probability does not apply; empty if
+    it applies."""
     guaranteed: Bools | None = None
-    """Whether the risk of accepting is guaranteed, N."""
+    """Whether the risk of accepting is guaranteed (N)."""
 
 
 def judge(
@@ -263,7 +264,7 @@ def judge(
     conclusive = domain is not None and domain.conclusive
     reasons = _reasons(evidence, calibration, domain if conclusive or bank is None else None, bank)
     decision = pairs = guaranteed = None
-    if (rule := calibration.rule) is not None:  # it was set for the calibration's own rate
+    if (rule := calibration.rule) is not None:  # the rule was set for the rate of the calibration
         expected = calibration.right.probability(uncertainty, calibration.outside_rate)
         decision = [
             Decision.DOUBTFUL.value if reason and each == Decision.ACCEPT else each.value
@@ -289,15 +290,16 @@ def judge(
 def _reasons(
     evidence: Evidence, calibration: Calibration, own: Domain | None, bank: Domain | None
 ) -> tuple[str, ...]:
-    """Return how each query differs from those that were answered correctly; "" if it does not."""
-    labelled = bool(calibration.facts.get("labelled", True))
-    # Without labels the calibration has seen degraded images, which other junk resembles: both must agree.
-    domains = [domain for domain in (own, None if own and labelled else bank) if domain is not None]
+    """Return how each query differs from the correctly answered ones; empty if it does not."""
+    labeled = bool(calibration.facts.get("labelled", True))
+    # Without labels, the calibration was fitted on degraded images, which junk resembles: both domains must
+    # agree.
+    domains = [domain for domain in (own, None if own and labeled else bank) if domain is not None]
     if not domains:
         return ("",) * len(evidence.top)
     signals = domain_signals(evidence)
-    verdicts = zip(*(domain.test(signals).reasons for domain in domains), strict=True)
-    return tuple(next(filter(None, reasons), "") for reasons in verdicts)
+    differences = zip(*(domain.differences(signals) for domain in domains), strict=True)
+    return tuple(next(filter(None, reasons), "") for reasons in differences)
 
 
 def plain_score(evidence: Evidence) -> Score:
@@ -316,7 +318,7 @@ def pair_features(evidence: Evidence, names: Sequence[str]) -> Floats:
 
 
 def usable_signals(evidence: Evidence, names: Sequence[str] = QUERY_SIGNALS) -> list[str]:
-    """Return the names of the scores that can be computed from the evidence, such as those of κ."""
+    """Return the names of those scores that can be computed from the evidence."""
     return [score.name for score in available([SCORES[name] for name in names], evidence)[0]]
 
 

@@ -3,8 +3,9 @@
     calibrator = Logistic.fit(uncertainty, right)          # or best_calibrator(uncertainty, right).calibrator
     calibrator.probability(new_uncertainty)
 
-They are used for top matches (one score per query) and for single matches (one score per match). None of them
-increases with the uncertainty: a score that ranks in reverse gets the same probability for all values.
+They are used for top matches (one score per query) and for single matches (one score per match).
+Probabilities never increase with the uncertainty. A score that ranks in reverse gets the same probability for
+all values.
 
 >>> rng = np.random.default_rng(0)
 >>> uncertainty = rng.random(400)
@@ -18,14 +19,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from scipy.special import expit, logit
 
-from kappaplace.calibration.logistic import fit_logistic, pool_adjacent_violators, smoothed_targets
-from kappaplace.checks import Bools, Floats, finite, outcomes
+from kappaplace.calibration.combination import log_loss, newton
+from kappaplace.checks import Bools, Floats, Rows, choice, finite, outcomes
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import kind, stored
 
@@ -97,12 +100,11 @@ class Logistic(Calibrator):
 @kind(Calibrator, "isotonic")
 @dataclass(frozen=True)
 class Isotonic(Calibrator):
-    """Isotonic regression (pool adjacent violators): any decreasing shape, for a few hundred outcomes or
-    more.
+    """Isotonic regression: any decreasing shape, for a few hundred outcomes or more.
 
-    Queries with equal scores start as one block. A block of n queries that are all correct has a probability
-    of at most (n + 1)/(n + 2), and one of n incorrect queries at least 1/(n + 2) (rule of succession).
-    Between blocks the probability is interpolated linearly.
+    Queries with equal scores start as one block. By the rule of succession, a block of n correct queries has
+    a probability of at most (n + 1)/(n + 2), and one of n incorrect queries of at least 1/(n + 2). Between
+    blocks the probability is interpolated linearly.
     """
 
     knots: tuple[float, ...]
@@ -124,7 +126,8 @@ class Isotonic(Calibrator):
         weights = counts.astype(np.float64)
         levels, ends = pool_adjacent_violators(np.bincount(group, right) / weights, weights)
         sizes = np.diff(np.cumsum(weights)[ends - 1], prepend=0.0)
-        # Clipping may raise a small block of incorrect queries above its neighbor: pool these again.
+        # Clipping may raise a small block of incorrect queries above its neighbor, so blocks are pooled
+        # again.
         clipped = np.clip(levels, 1 / (sizes + 2), (sizes + 1) / (sizes + 2))
         levels, merged = pool_adjacent_violators(clipped, sizes)
         ends = ends[merged - 1]
@@ -209,12 +212,13 @@ class LogitTemperature(Temperature):
         return -uncertainty
 
 
-# From the simplest to the most flexible: of two that are equally good, the first is used.
+# Ordered from simple to flexible: of two equally good ones, the first is selected.
 CALIBRATORS: dict[str, type[Calibrator]] = {
     each.name: each for each in (Logistic, Beta, Temperature, LogitTemperature, Isotonic)
 }
 CANDIDATES = (Logistic.name, Beta.name, Temperature.name, Isotonic.name)
-"""Names that `best_calibrator` tries. `LogitTemperature` is excluded, because logits cannot be detected."""
+"""Names of the calibrators that `best_calibrator` tries. `LogitTemperature` is excluded, because a score that
+is a logit cannot be detected."""
 
 
 class Choice(NamedTuple):
@@ -228,12 +232,8 @@ class Choice(NamedTuple):
 
 def calibrator_named(name: str) -> type[Calibrator]:
     """Return a calibrator class by name; raise `KappaPlaceError` for an unknown name."""
-    try:
-        return CALIBRATORS[name]
-    except KeyError:
-        raise KappaPlaceError(
-            f"Unknown calibrator '{name}'. Choose from: {', '.join(CALIBRATORS)}."
-        ) from None
+    choice(name, CALIBRATORS, "calibrator")
+    return CALIBRATORS[name]
 
 
 def fit_calibrator(
@@ -249,7 +249,7 @@ def fit_calibrator(
     Args:
         name: A name of `CALIBRATORS`, or "best" for the choice of `best_calibrator`.
         scores: One uncertainty per query (or per match), N.
-        success: Whether each of them is correct, N.
+        success: Whether each of them is correct (N).
         groups: Group of each, such as the query of a match; cross-validation never splits a group.
         seed: Random seed for cross-validation.
 
@@ -274,7 +274,7 @@ def best_calibrator(
 
     Args:
         scores: One uncertainty per query (or per match), N.
-        success: Whether each of them is correct, N.
+        success: Whether each of them is correct (N).
         names: Candidates. Those for scores between 0 and 1 are skipped if there are other scores.
         groups: Group of each, such as the query of a match; cross-validation never splits a group.
         folds: Number of folds.
@@ -298,7 +298,7 @@ def best_calibrator(
         )
     fold = _folds(right, groups, folds, seed)
     losses = {kind.name: _loss_on_folds(kind, values, right, fold) for kind in kinds}
-    best = min(kinds, key=lambda kind: losses[kind.name])  # the first of equals
+    best = min(kinds, key=lambda kind: losses[kind.name])  # the first of equally good ones
     return Choice(best.fit(values, right), losses)
 
 
@@ -310,13 +310,13 @@ def _fittable(scores: Any, success: Any) -> tuple[Floats, Bools]:
         )
     if right.all() or not right.any():
         raise KappaPlaceError(
-            f"All {len(right):,} outcomes are {'correct' if right.all() else 'incorrect'}. A calibrator "
-            "needs correct and incorrect ones."
+            f"A calibrator needs correct and incorrect outcomes, but all {len(right):,} are "
+            f"{'correct' if right.all() else 'incorrect'}. Label other queries."
         )
     if np.ptp(values) == 0:
         raise KappaPlaceError(
-            f"The uncertainty is {values[0]:g} for all {len(values):,} outcomes. A constant score cannot be "
-            "calibrated: choose another score."
+            f"The uncertainty must vary, but is {values[0]:g} for all {len(values):,} outcomes. Choose "
+            "another score."
         )
     return values, right
 
@@ -356,3 +356,44 @@ def _loss_on_folds(kind: type[Calibrator], values: Floats, right: Bools, fold: N
             p = np.clip(kind.fit(values[rest], right[rest]).probability(values[held]), LEAST, 1 - LEAST)
             losses[held] = -np.log(np.where(right[held], p, 1 - p))
     return np.inf if np.isnan(losses).all() else float(np.nanmean(losses))
+
+
+def smoothed_targets(success: Bools) -> Floats:
+    """Return Platt's targets: (N₊ + 1)/(N₊ + 2) for correct and 1/(N₋ + 2) for incorrect outcomes.
+
+    They follow the rule of succession for each class. So the slope is finite even if a score separates the
+    classes perfectly.
+    """
+    right = int(success.sum())
+    wrong = len(success) - right
+    return np.where(success, (right + 1) / (right + 2), 1 / (wrong + 2))
+
+
+def fit_logistic(columns: Floats, targets: Floats, free: int = 1) -> Floats:
+    """Return the coefficients c of σ(columns @ c) that minimize the log-loss. All but the first ``free`` are
+    ≥ 0.
+
+    The loss is convex, so at its minimum over non-negative slopes some slopes are 0 and the others are free.
+    Every such choice is tried (there are at most two slopes), and the best feasible one is returned.
+    """
+    best, best_loss = np.zeros(columns.shape[1]), np.inf
+    for slopes in product((True, False), repeat=columns.shape[1] - free):
+        used = np.array([True] * free + list(slopes))
+        coefficients = np.zeros(columns.shape[1])
+        if used.any():
+            coefficients[used] = newton(columns[:, used], targets)
+        if (coefficients[free:] >= 0).all() and (
+            loss := log_loss(columns @ coefficients, targets)
+        ) < best_loss:
+            best, best_loss = coefficients, loss
+    return best
+
+
+def pool_adjacent_violators(values: Floats, weights: Floats) -> tuple[Floats, Rows]:
+    """Return the blocks of a decreasing, weighted isotonic regression: their values and last positions + 1.
+
+    >>> pool_adjacent_violators(np.array([0.9, 0.2, 0.4, 0.1]), np.ones(4))
+    (array([0.9, 0.3, 0.1]), array([1, 3, 4]))
+    """
+    fitted = isotonic_regression(values, weights=weights, increasing=False)
+    return fitted.x[fitted.blocks[:-1]], fitted.blocks[1:]

@@ -5,9 +5,9 @@ uncertainty is 1 − P. Standardization is robust: (score − median)/(IQR/1.349
 (SUE across two cities) have little influence. Weights minimize Σ log-loss + penalty/2·‖w‖². The bias has no
 penalty, so the mean probability on the validation split equals the fraction of correct queries.
 
-With ``bends``, each score has a curve instead of a line: w_j·x_j + Σ_k v_jk·max(x_j − t_jk, 0), with bends at
-its quantiles t_jk (an additive logistic model). The effect of a step then depends on the value: 15% agreeing
-patches instead of 5% mean more than 60% instead of 50%.
+With ``bends``, each score has a curve w_j·x_j + Σ_k v_jk·max(x_j − t_jk, 0) with bends at its quantiles t_jk
+(an additive logistic model). The effect of a difference then depends on the value: 15% instead of 5% agreeing
+patches mean more than 60% instead of 50%.
 
 >>> rng = np.random.default_rng(0)
 >>> right = rng.random(500) < 0.6
@@ -27,15 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from kappaplace.calibration.logistic import newton
-from kappaplace.checks import Bools, Floats, Rows, finite
+from kappaplace.checks import Bools, Floats, Rows, finite, within
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import optional, stored
 from kappaplace.uncertainty.base import Evidence, Need, Score, Scores
 
 CLIP = 5.0
 IQR_OF_NORMAL = 1.349  # distance of the quartiles of a normal distribution, in standard deviations
-BENT_PENALTY = 0.02  # per query: curves have many coefficients, and smooth ones generalize better
+BENT_PENALTY = 0.02  # penalty per query: curves have many coefficients, and smooth curves generalize better
+NEWTON_STEPS = 100
+TOLERANCE = 1e-10
+"""The fit stops if the gradient per query is at most this large."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Combination:
     scores: tuple[str, ...]
     center: tuple[float, ...] = field(metadata=stored("centre"))
     scale: tuple[float, ...]
-    """Scale (and center) of each score on the validation split; a constant score has scale 1, weight 0."""
+    """Scale of each score on the validation split. A constant score has scale 1 and weight 0."""
     weights: tuple[float, ...]
     """Weight of each score; positive if a higher score means a lower probability of a correct answer."""
     bias: float
@@ -105,7 +107,7 @@ def fit_combination(
 
     Args:
         features: Scores as columns, N×F.
-        success: Whether each query was answered correctly, N.
+        success: Whether each query was answered correctly (N).
         names: Names of the columns.
         penalty: Weight of the penalty, which keeps weights finite if the scores separate correct and
             incorrect queries perfectly. Default: 1, or 0.02 per query with ``bends``.
@@ -125,8 +127,7 @@ def fit_combination(
             f"features must have one row per query and one column per score, got shape {columns.shape} for "
             f"{len(right)} outcomes and {len(names)} names."
         )
-    if bends < 0:
-        raise KappaPlaceError(f"The number of bends must be 0 or more, got {bends}.")
+    within(bends, "bends", 0)
     if penalty is None:
         penalty = max(1.0, BENT_PENALTY * len(right)) if bends else 1.0
     if not 0 < penalty < np.inf:
@@ -144,7 +145,7 @@ def fit_combination(
         tuple(np.quantile(column, np.arange(1, bends + 1) / (bends + 1)).tolist()) for column in x.T
     )
     curves = -_curves(x, knots)
-    # The part above a high knot varies little: without scaling, the penalty would suppress it.
+    # The part above a high knot varies little, so without scaling the penalty would suppress it.
     spread = curves.std(axis=0) if bends else np.ones(curves.shape[1])
     spread = np.where(spread > 0, spread, 1.0)
     inputs = np.column_stack([np.ones(len(x)), curves / spread])
@@ -230,7 +231,7 @@ def _curves(x: Scores, knots: Sequence[Sequence[float]]) -> Scores:
 
 @dataclass(frozen=True)
 class Signal:
-    """One score, or several combined, as one uncertainty."""
+    """An uncertainty: one score, or a combination of several."""
 
     scores: tuple[str, ...]
     combination: Combination | None = None
@@ -246,7 +247,7 @@ class Signal:
             )
 
     def uncertainty(self, features: Any, dimensions: int) -> Floats:
-        """Return the uncertainty, with ``dimensions`` dimensions.
+        """Return the uncertainty of each query or match.
 
         Args:
             features: Scores, with one more dimension for the names of the scores; optional for one score.
@@ -277,7 +278,7 @@ def fit_signal(
     rows: Rows,
     dimensions: int,
 ) -> Signal:
-    """Return the signal of scores. Several scores without a combination are combined on these rows."""
+    """Return the signal of some scores. A missing combination of several scores is fitted on these rows."""
     if combination is None and len(scores) > 1:
         columns = finite(features, f"scores ({', '.join(scores)})")
         if columns.shape != (*success.shape, len(scores)):
@@ -294,3 +295,45 @@ def fit_signal(
             f"features must have one score per outcome ({success.shape}), got shape {np.shape(features)}."
         )
     return signal
+
+
+def newton(x: Floats, targets: Floats, ridge: Floats | None = None) -> Floats:
+    """Minimize the log-loss plus Σ ridge/2·c² by Newton's method. Steps are halved until the loss decreases.
+
+    Args:
+        x: Columns, N×F.
+        targets: Targets between 0 and 1 (N).
+        ridge: Penalty per coefficient, F. Default: none.
+
+    Returns:
+        Coefficients of σ(x @ c), F.
+    """
+    beta = np.zeros(x.shape[1])
+    penalty = np.zeros(x.shape[1]) if ridge is None else ridge
+
+    def loss(coefficients: Floats) -> float:
+        return log_loss(x @ coefficients, targets) + float(penalty @ coefficients**2) / 2
+
+    current = loss(beta)
+    for _ in range(NEWTON_STEPS):
+        p = expit(x @ beta)
+        gradient = x.T @ (p - targets) + penalty * beta
+        if np.abs(gradient).max() <= TOLERANCE * len(targets):
+            break
+        hessian = (x * (p * (1 - p))[:, None]).T @ x + np.diag(penalty)
+        # The diagonal is slightly larger, because columns may be nearly parallel and the curvature may
+        # vanish.
+        step = np.linalg.solve(hessian + 1e-12 * len(targets) * np.eye(len(beta)), gradient)
+        length, following = 1.0, loss(beta - step)
+        while following > current and length > 1e-10:
+            length /= 2
+            following = loss(beta - length * step)
+        if following >= current:
+            break  # rounding: no step decreases the loss
+        beta, current = beta - length * step, following
+    return beta
+
+
+def log_loss(logits: Floats, targets: Floats) -> float:
+    """Return the sum of the log-loss over all queries."""
+    return float(np.logaddexp(0.0, logits).sum() - targets @ logits)

@@ -2,11 +2,11 @@
 
 At most ``max_risk`` of the accepted answers are incorrect, and at most ``reject_risk`` of the rejected ones
 would have been correct. Answers between the thresholds are doubtful: slow down, or use another sensor. Both
-thresholds come from `control_risk`; the second one with correct and incorrect swapped and the sign of the
-score reversed.
+thresholds come from `control_risk`. For the second one, correct and incorrect are swapped, and the sign of
+the score is reversed.
 
 **Matches below the best one.** The guarantee covers the answer, which is the best match. The other matches
-have a decision too, because a robot may try several of them, but without a guarantee. It is the worst of:
+have decisions without a guarantee, because a robot may try several of them. Such a decision is the worst of:
 
 - the decision by the probability of the match, with the risk limits of the rule;
 - the decision on the answer: if the query is doubtful (blurred, or outside the map), so are all its matches;
@@ -47,7 +47,8 @@ class Decision(str, Enum):
         return self.value  # NumPy compares an array with a member by its text
 
 
-_DECISIONS = np.array([Decision.ACCEPT, Decision.DOUBTFUL, Decision.REJECT], dtype=object)
+_DECISIONS = np.array(list(Decision), dtype=object)
+"""From the best to the worst."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,11 @@ class DecisionRule:
     on: str
     """Quantity that the thresholds apply to: "uncertainty" or "probability"."""
     accept_at: float
-    """Accept an uncertainty up to this value, or a probability from it; never so that all are accepted."""
+    """Accept an uncertainty up to this value, or a probability from this value. It is finite, so that not all
+    answers are accepted."""
     reject_at: float
-    """Reject an uncertainty from this value, or a probability up to it; infinite: reject none."""
+    """Reject an uncertainty from this value, or a probability up to it. If it is infinite, nothing is
+    rejected."""
     accepted: RiskThreshold | None = None
     """Test of the first threshold; None if it was not tested."""
     rejected: RiskThreshold | None = None
@@ -89,13 +92,12 @@ class DecisionRule:
             raise KappaPlaceError("A decision rule can only guarantee a risk that was tested. Fit it again.")
 
     def decide(self, *, uncertainty: Any = None, probability: Any = None) -> NDArray[np.object_]:
-        """Decide on values of any shape; only the quantity of the rule, ``on``, is required."""
+        """Return a decision for each value, of any shape. Only the quantity of the rule, ``on``, is
+        required."""
         values = uncertainty if self.on == UNCERTAINTY else probability
         if values is None:
             raise KappaPlaceError(f"This rule decides by {self.on}. Pass {self.on}=….")
-        values = self._signed(finite(values, "values to decide on"))
-        level = (values > self._signed(self.accept_at)).astype(int) + (values >= self._signed(self.reject_at))
-        return np.asarray(_DECISIONS[level], dtype=object)
+        return np.asarray(_DECISIONS[self._levels(values)], dtype=object)
 
     def promise(self) -> list[str]:
         """Return sentences for the user: what the rule guarantees, and under which conditions."""
@@ -116,8 +118,13 @@ class DecisionRule:
             lines.append(NO_GUARANTEE)
         return [*lines, *self.assumptions]
 
+    def _levels(self, values: Any) -> NDArray[np.int64]:
+        """Return the position in `_DECISIONS` of the decision on each value."""
+        signed = self._signed(finite(values, "values to decide on"))
+        return (signed > self._signed(self.accept_at)).astype(int) + (signed >= self._signed(self.reject_at))
+
     def _signed(self, values: Any) -> Any:
-        """Return the values with a sign such that higher is worse."""
+        """Return the values, with the sign reversed if higher is better."""
         return values if self.on == UNCERTAINTY else -values
 
 
@@ -132,13 +139,13 @@ def fit_rule(
     slack: float = 0.0,
     assumptions: tuple[str, ...] = (),
 ) -> DecisionRule:
-    """Set both thresholds on labelled queries that nothing else was fitted on.
+    """Set both thresholds, on labelled queries that nothing else was fitted on.
 
     If the labels do not support the second threshold, nothing is rejected. ``assumptions`` has the reason.
 
     Args:
-        uncertainty: One value per query, N; higher is less certain.
-        success: Whether each query was answered correctly, N.
+        uncertainty: One value per query (N); higher is less certain.
+        success: Whether each query was answered correctly (N).
         max_risk: Maximum fraction of errors among the accepted.
         confidence: Confidence level of each guarantee.
         reject_risk: Maximum fraction of correct answers among the rejected. None: reject nothing.
@@ -209,10 +216,6 @@ def rule_by_probability(
     return DecisionRule(PROBABILITY, 1 - max_risk, reject_at, assumptions=assumptions)
 
 
-_WORSE = {Decision.ACCEPT: 0, Decision.DOUBTFUL: 1, Decision.REJECT: 2}
-_ORDER = np.array(list(_WORSE), dtype=object)
-
-
 def pair_rule(rule: DecisionRule) -> DecisionRule:
     """Return a rule for the probability of single matches, with the risk limits of the answer's rule."""
     if rule.on == PROBABILITY:
@@ -228,12 +231,13 @@ def match_probabilities(probability: ArrayLike, pairs: ArrayLike, apart: ArrayLi
     """Return one probability per match, consistent with the probability of the answer.
 
     Args:
-        probability: Probability that each answer, the best match, is correct, N.
+        probability: Probability that each answer, the best match, is correct (N).
         pairs: Probability of each single match, N×K.
         apart: Matches that cannot be correct if the best one is, N×K.
 
     Returns:
-        N×K. The best match has the probability p of the answer, a match elsewhere at most 1 − p.
+        Probabilities, N×K. The best match has the probability p of the answer, a match elsewhere at most 1 −
+        p.
 
     Raises:
         KappaPlaceError: If shapes disagree.
@@ -257,8 +261,8 @@ def decide_matches(
 
     Args:
         rule: Rule for the answers.
-        decisions: Decisions on the answers, N.
-        probability: Probability that each answer is correct, N.
+        decisions: Decisions on the answers (N).
+        probability: Probability that each answer is correct (N).
         pairs: Probability of each match, N×K.
         apart: Matches that cannot be correct if the best one is, N×K.
 
@@ -273,9 +277,7 @@ def decide_matches(
         raise KappaPlaceError(
             f"Decisions on matches need one answer per row, got {len(decisions)} for {len(bounded)} rows."
         )
-    answer = np.array([_WORSE[Decision(each)] for each in decisions], dtype=np.int64)
-    own = pair_rule(rule).decide(probability=bounded)
-    level = np.vectorize(_WORSE.__getitem__, otypes=[np.int64])(own)
-    level = np.maximum(level, answer[:, None])
+    answer = np.array([list(Decision).index(Decision(each)) for each in decisions], dtype=np.int64)
+    level = np.maximum(pair_rule(rule)._levels(bounded), answer[:, None])
     level[:, 0] = answer
-    return np.asarray(_ORDER[level], dtype=object)
+    return np.asarray(_DECISIONS[level], dtype=object)

@@ -1,9 +1,9 @@
-"""Whether a query is like the correctly answered queries of a calibration.
+"""Domain of a calibration: tests whether a query is like its correctly answered queries.
 
-A probability is valid for queries like those it was fitted on. `Domain` contains the correctly answered ones
-and tests a query against them by split conformal prediction: center and covariance come from one half of the
-rows, and the distance of the query is compared with the distances of the other half. With m rows in that
-half,
+A probability is valid for queries like those it was fitted on. `Domain` has one row per correctly answered
+query, and tests other queries by split conformal prediction. Center and covariance come from one half of the
+rows. The distance of a query from the center is compared with the distances of the other half. With m rows in
+that half,
 
     p = (1 + number of distances ≥ that of the query) / (m + 1)
 
@@ -27,44 +27,34 @@ from kappaplace.uncertainty import SCORES
 LEVEL = 0.02
 """Maximum fraction of correct answers that the domain test may reject."""
 MOST_ROWS = 400
-"""Maximum number of stored rows: two hundred distances resolve one percent."""
+"""Maximum number of stored rows. Half of them, 200 distances, resolve one percent."""
 DIGITS = 5
 SHRINKAGE = 0.1
 """Weight of the diagonal in the covariance, so that few rows do not make it singular."""
 MATCH_SIGNALS = ("cosine", "margin", "patches", "patch-margin")
-"""Scores of the match (higher is worse), of which only values above the center are suspicious."""
+"""Scores of the match, where higher is worse. Only values above the center are suspicious."""
 KAPPA = "log kappa"
 LEAST_DEVIATION = {KAPPA: 0.05, "brightness": 0.01, "contrast": 0.01}
-"""Minimum standard deviation per column (default: 0.02); a nearly constant column would be too strict."""
+"""Minimum standard deviation per column (default: 0.02). A nearly constant column would be too strict."""
 WORDS = {
     "cosine": "the match is less similar",
     "margin": "the match stands out less from other places",
     "patches": "fewer patches agree with the match",
-    "patch-margin": "the patches agree as well with other places",
-    KAPPA: "kappa of the image differs",
-    "brightness": "its brightness differs",
-    "contrast": "its contrast differs",
-    "horizontal detail": "its detail differs",
-    "vertical detail": "its detail differs",
-    "fine detail": "its fine detail differs",
-    "variety of tones": "its range of tones differs",
-    "color": "its color differs",
+    "patch-margin": "patches distinguish the match less from other places",
+    KAPPA: "kappa of the image differs more",
+    "brightness": "its brightness differs more",
+    "contrast": "its contrast differs more",
+    "horizontal detail": "its detail differs more",
+    "vertical detail": "its detail differs more",
+    "fine detail": "its fine detail differs more",
+    "variety of tones": "its range of tones differs more",
+    "color": "its color differs more",
 }
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Result of a domain test: which queries belong to the domain, and how the others differ."""
-
-    inside: Bools
-    """N."""
-    reasons: tuple[str, ...]
-    """Description of the largest difference of each query; empty for queries inside the domain."""
-
-
-@dataclass(frozen=True)
 class Domain:
-    """Signals of correctly answered queries, in random order."""
+    """Signals of correctly answered queries: one row per query, in random order."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[float, ...], ...]
@@ -81,20 +71,21 @@ class Domain:
         names = tuple(self.columns[number] for number in numbers)
         return replace(self, columns=names, rows=tuple(tuple(row[n] for n in numbers) for row in self.rows))
 
-    def test(self, signals: Mapping[str, Floats]) -> Verdict:
-        """Test queries.
+    def differences(self, signals: Mapping[str, Floats]) -> tuple[str, ...]:
+        """Describe how queries differ from the rows.
+
+        If there are too few rows for the level, a query differs if it is farther away than every row.
 
         Args:
             signals: Columns of the queries, N each. Columns that only one of the two has are ignored.
 
         Returns:
-            Which queries are like the rows. If there are too few rows for the level, a query is outside if it
-            is farther away than every row.
+            The largest difference of each query; empty for queries that are like the rows.
         """
         names = [name for name in self.columns if name in signals]
         count = len(next(iter(signals.values()))) if signals else 0
         if not names or len(self.rows) < 4:
-            return Verdict(np.ones(count, bool), ("",) * count)
+            return ("",) * count
         own = self.only(names)
         table = np.asarray(own.rows, np.float64)
         half = len(table) // 2
@@ -107,22 +98,21 @@ class Domain:
         p = (1 + rank) / (len(compared) + 1)
         inside = p > max(self.level, 1 / (len(compared) + 1))
         worst = np.abs(deviations).argmax(axis=1)
-        reasons = [
-            "" if good else f"{WORDS[own.columns[column]]} more than in {percent(1 - self.level)} of them"
+        return tuple(
+            "" if good else f"{WORDS[own.columns[column]]} than in {percent(1 - self.level)} of them"
             for good, column in zip(inside, worst.tolist(), strict=True)
-        ]
-        return Verdict(inside, tuple(reasons))
+        )
 
 
 def domain_signals(evidence: Evidence) -> dict[str, Floats]:
-    """Return the signals that `Domain` uses, N per column, as far as the evidence contains them."""
+    """Return those signals of `Domain` that the evidence contains, N per column."""
     names = [*MATCH_SIGNALS[:2], *(MATCH_SIGNALS[2:] if evidence.agreement is not None else ())]
     signals = {name: SCORES[name].query(evidence) for name in names if SCORES[name].reason(evidence) is None}
     if SCORES["inverse-kappa"].reason(evidence) is None:
         signals[KAPPA] = np.log(evidence.query_kappa)
     if evidence.queries.images is not None:
-        looks = appearance(evidence.queries.images)
-        signals |= {name: looks[:, number] for number, name in enumerate(APPEARANCE)}
+        columns = appearance(evidence.queries.images)
+        signals |= {name: columns[:, number] for number, name in enumerate(APPEARANCE)}
     return signals
 
 
@@ -131,7 +121,7 @@ def fit_domain(signals: Mapping[str, Floats], rows: Bools, seed: int = 0) -> Dom
 
     Args:
         signals: Columns of all queries, N each; see `domain_signals`.
-        rows: Which queries were answered correctly, N.
+        rows: Which queries were answered correctly (N).
         seed: Random seed for their order.
 
     Returns:

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import betabinom
 
-from kappaplace.checks import Floats, Rows, finite, share
+from kappaplace.checks import Floats, Rows, finite, share, within
 from kappaplace.errors import KappaPlaceError
 
 POINTS = 101
-"""Number of order statistics of each signal in a sketch: the percentiles."""
+"""Number of percentiles of each signal in a sketch."""
 TAIL = 0.01
 WINDOW = 200
 FALSE_ALARM = 0.001
@@ -81,7 +81,7 @@ class Sketch:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Indices of the stored order statistics that bound the calibrated range: about p1 and p99."""
+        """Indices of the stored order statistics at the ends of the calibrated range, about p1 and p99."""
         low = int(np.searchsorted(self.ranks, TAIL * self.count, side="left"))
         return low, len(self.ranks) - 1 - low
 
@@ -109,7 +109,7 @@ class DriftWarning:
 
 @dataclass(frozen=True)
 class DriftWindow:
-    """One full window that was compared."""
+    """Result of comparing one full window."""
 
     queries: int
     """Number of queries since the start, including this window."""
@@ -117,7 +117,7 @@ class DriftWindow:
     """Quantiles `SHOWN` of each signal."""
     warnings: tuple[DriftWarning, ...]
     time: float | None = None
-    """Time when it was full, in seconds since 1970; None if the caller did not pass it."""
+    """Time when the window was full, in seconds since 1970; None if unknown."""
 
     def __post_init__(self) -> None:
         if any(len(values) != len(SHOWN) for values in self.quantiles.values()):
@@ -146,8 +146,8 @@ def compare(
         sketch: Sketch of the calibration.
         signals: Values of each signal, one per query.
         false_alarm: Probability of any warning if the queries are exchangeable with those of the sketch.
-        shape: Also test the shape of the distribution. Self-calibrated maps do not: their sketch is of
-            degraded map images, which real queries resemble in range, but not in shape.
+        shape: Also test the shape of the distribution. Not used for self-calibrated maps, whose sketch shows
+            degraded map images: real queries have the same range, but not the same shape.
 
     Returns:
         All warnings.
@@ -188,8 +188,7 @@ class DriftMonitor:
     def __init__(
         self, sketch: Sketch, window: int = WINDOW, false_alarm: float = FALSE_ALARM, *, shape: bool = True
     ) -> None:
-        if window < 1:
-            raise KappaPlaceError(f"window must be at least 1, got {window}.")
+        within(window, "window", 1)
         self.sketch = sketch
         self.window = window
         self.false_alarm = share(false_alarm, "false-alarm rate")
@@ -252,7 +251,7 @@ class DriftMonitor:
         return drift
 
     def state(self) -> MonitorState:
-        """Return the state to store; the sketch is stored with the calibration."""
+        """Return the state to store, without the sketch, which is stored with the calibration."""
         waiting = {name: tuple(values.tolist()) for name, values in self._waiting.items()}
         return MonitorState(
             self.window, self.false_alarm, self.windows, self.queries, waiting, tuple(self.history)
@@ -280,7 +279,9 @@ class DriftMonitor:
         signals = [state.waiting, *(window.quantiles for window in state.history)]
         same = all(set(part) == set(sketch.values) for part in signals)
         if not same or len({len(values) for values in state.waiting.values()}) != 1:
-            raise KappaPlaceError("The stored monitor has different signals. Start a new drift monitor.")
+            raise KappaPlaceError(
+                "The stored drift monitor has other signals than the calibration. Start a new monitor."
+            )
         return monitor
 
 
@@ -289,7 +290,7 @@ def _range_test(
 ) -> DriftWarning | None:
     low, high = sketch.ends
     if high <= low:
-        return None  # two or three queries at calibration are too few for a range
+        return None  # two or three calibration queries are too few for a range
     below, above = int((values < points[low]).sum()), int((values > points[high]).sum())
     inside = sketch.ranks[high] - sketch.ranks[low]
     outside = sketch.count + 1 - inside
@@ -297,11 +298,12 @@ def _range_test(
     if betabinom.sf(below + above - 1, *law) > level:
         return None
     share_outside, limit = (below + above) / len(values), float(betabinom.isf(level, *law)) / len(values)
-    where = {"higher": "above", "lower": "below", "wider": "outside"}
+    relation = {"higher": "above", "lower": "below", "wider": "outside"}
     direction = "higher" if above > 4 * below else "lower" if below > 4 * above else "wider"
     sentence = (
         f"{name} has become {direction}: {share_outside:.1%} of the last {len(values):,} queries are "
-        f"{where[direction]} the calibrated range {points[low]:.4g} to {points[high]:.4g} (chance explains "
+        f"{relation[direction]} the calibrated range {points[low]:.4g} to {points[high]:.4g} (chance "
+        "explains "
         f"{limit:.1%}). Calibrate again, because probabilities and decisions may no longer be valid."
     )
     return DriftWarning(name, "range", direction, share_outside, limit, sentence)
@@ -319,9 +321,11 @@ def _shape_test(
     first = np.searchsorted(points, points, side="left")
     upto = np.searchsorted(ordered, points, side="right") / m
     before = np.searchsorted(ordered, points, side="left") / m
-    after = np.append(ranks[1:], n + 1.0)[last] - 1  # at most this many are not above the value
+    # At most this many values at calibration are not above it.
+    after = np.append(ranks[1:], n + 1.0)[last] - 1
     gap_lower = upto - after / n  # more low values than at calibration
-    ahead = np.concatenate([[0.0], ranks[:-1]])[first]  # at least this many are below the value
+    # At least this many values at calibration are below it.
+    ahead = np.concatenate([[0.0], ranks[:-1]])[first]
     gap_higher = ahead / n - before
     lower, higher = float(gap_lower.max()), float(gap_higher.max())
     gap = max(lower, higher)

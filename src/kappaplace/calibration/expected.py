@@ -1,10 +1,10 @@
 """Expected risk and coverage of a calibration for any risk limit: an estimate, not a guarantee.
 
-The drift sketch of a calibration contains percentiles of the uncertainty u, and the calibrator gives the
-probability of a correct answer at each of them. If the most certain fraction of the queries is accepted, the
-expected fraction of errors is the mean of 1 − P(correct | u) over them. If the fraction b of out-of-map
-queries differs from the fraction a at calibration, a query with P(inside | u) = q has the weight
-q·(1 − b)/(1 − a) + (1 − q)·b/a.
+The drift sketch of a calibration contains percentiles of the uncertainty u. At each of them, the calibrator
+gives the probability of a correct answer. If the most certain fraction of the queries is accepted, the
+expected fraction of errors is the mean of 1 − P(correct | u) over them. The fraction b of out-of-map queries
+may differ from the fraction a at calibration. A query with P(inside | u) = q then has the weight q·(1 − b)/(1
+− a) + (1 − q)·b/a.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ESTIMATED = "Thresholds for this risk are estimated from the calibrated probabil
 
 
 class ExpectedCurve(NamedTuple):
-    """Risk and coverage as functions of the threshold, most certain first."""
+    """Risk and coverage as functions of the threshold on the uncertainty, most certain first."""
 
     uncertainty: Floats
     probability: Floats
@@ -37,7 +37,7 @@ class ExpectedCurve(NamedTuple):
     """Expected fraction of errors among them."""
 
     def at(self, accepted: Floats) -> tuple[float, float | None]:
-        """Return coverage and risk if the points of a mask are accepted. The risk is None if no point is."""
+        """Return coverage and risk if these points are accepted. The risk is None if no point is accepted."""
         if not accepted.any():
             return 0.0, None
         last = int(np.flatnonzero(accepted)[-1])

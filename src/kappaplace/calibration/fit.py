@@ -1,32 +1,23 @@
-"""Queries with outcomes, and the calibration that is fitted on them.
+"""Fit of a calibration on queries with outcomes.
 
-blocks.append(examples_of(evidence, right, outside))      # for every block of queries
-calibration = fit_calibration(join(blocks), CalibrateOptions(max_risk=0.05))
+    blocks.append(examples_of(evidence, right, outside))      # for every block of queries
+    calibration = fit_calibration(join(blocks), CalibrateOptions(max_risk=0.05))
 
 **Queries with counterparts.** If no labelled query is out-of-map, each one is searched twice: in the whole
 map, and in the map without the query's place. The second search is a real out-of-map query of the same
 camera. Score and probabilities are fitted on both. Thresholds are set on one of the two, sampled at random
-with the expected fraction of out-of-map queries, so that the queries remain independent and the guarantee
-exact.
+with the expected fraction of out-of-map queries. So the queries remain independent, and the guarantee exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import (
-    PAIR_SIGNALS,
-    PATCH_SIGNALS,
     UNCERTAINTY,
     Calibration,
-    pair_features,
-    query_features,
-    usable_signals,
 )
 from kappaplace.calibration.calibrators import LEAST_QUERIES
 from kappaplace.calibration.combination import Combination, Signal, fit_signal
@@ -36,142 +27,23 @@ from kappaplace.calibration.decision import (
     fit_rule,
     rule_by_probability,
 )
-from kappaplace.calibration.domain import domain_signals, fit_domain
+from kappaplace.calibration.domain import fit_domain
 from kappaplace.calibration.drift import Sketch
-from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions, Split, split_queries
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
 from kappaplace.calibration.risk import RiskRefused, claim, needed_acceptances
-from kappaplace.calibration.splits import Split, split_queries
-from kappaplace.checks import Bools, Floats, Rows, booleans, percent
+from kappaplace.checks import Bools, Rows, booleans, percent
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.probability import mass_bins
-from kappaplace.retrieval.evidence import Evidence
 from kappaplace.types import Json
-from kappaplace.uncertainty import SCORES
 
-Number = TypeVar("Number", bound=np.generic)
-SCORES_FOR_TOP = ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
-"""Scores in the best combination; κ is omitted if the model has none."""
 EACH_BIN = 20
-"""Queries per bin of the reliability curve that is stored with a calibration."""
+"""Number of queries per bin of the reliability curve that is stored with a calibration."""
 FEW_INCORRECT = (
     "Probabilities were fitted on other places, because only {count} of the labelled answers are incorrect. "
     "Label at least {needed} incorrect or out-of-map queries to fit them on this map."
 )
-DISTANCE = "cosine distance"
-"""Name of the score `cosine` for the user, which shows that higher is worse."""
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Queries with outcomes.
-
-    Args:
-        features: Scores of each query, N×F in the order of ``scores``, or N for one score.
-        right: Whether the top match of each query is correct, N.
-        scores: Names of the scores.
-        pairs: Scores of each match, N×K×F (or N×K), with ``pair_right`` N×K and ``pair_scores``.
-        pair_right: Whether each match is correct, N×K.
-        pair_scores: Names of the scores of matches.
-        outside: Which queries have no correct reference at all, N.
-        groups: Place, route or day of each query; groups are never split.
-        signals: Values of each query to watch for drift, such as κ.
-        domain: Values of each query that show whether another one is like it; see `domain_signals`.
-        counterparts: Whether queries of the same group are the same image, with and without its place in the
-            map.
-        names: Names of the queries, for messages.
-        labelled: False for self-calibration, which never has a guarantee.
-        facts: Further values to store, such as the date, the model and the origin of the queries.
-        rerank: Number of top matches that were re-ranked by patch matching.
-    """
-
-    features: Floats
-    right: Bools
-    scores: Sequence[str]
-    pairs: Floats | None = None
-    pair_right: Bools | None = None
-    pair_scores: Sequence[str] = ()
-    outside: Bools | None = None
-    groups: NDArray[np.int64] | None = None
-    signals: Mapping[str, Floats] = field(default_factory=dict)
-    domain: Mapping[str, Floats] = field(default_factory=dict)
-    counterparts: bool = False
-    names: Sequence[str] = ()
-    labelled: bool = True
-    facts: Mapping[str, Json] = field(default_factory=dict)
-    rerank: int = 0
-
-
-def examples_of(
-    evidence: Evidence,
-    right: Bools,
-    outside: Bools | None = None,
-    groups: NDArray[np.int64] | None = None,
-    names: Sequence[str] = (),
-) -> Examples:
-    """Return the scores of queries with their outcomes.
-
-    Args:
-        evidence: Results of the retrieval.
-        right: Whether each match is correct, N×K, or only the top match, N.
-        outside: Which queries have no correct reference at all, N.
-        groups: Place of each query, N.
-        names: Names of the queries, N.
-
-    Returns:
-        The examples, ready for `fit_calibration`.
-    """
-    patches = evidence.agreement is not None
-    scores = usable_signals(evidence, (*SCORES_FOR_TOP, *(PATCH_SIGNALS if patches else ())))
-    features = query_features(evidence, scores)
-    signals = {DISTANCE: features[:, scores.index("cosine")]}
-    if SCORES["inverse-kappa"].reason(evidence) is None:
-        signals["kappa"] = evidence.query_kappa
-    first = Examples(
-        features,
-        right if right.ndim == 1 else right[:, 0],
-        scores,
-        outside=outside,
-        groups=groups,
-        signals=signals,
-        domain=domain_signals(evidence),
-        names=names,
-        rerank=0 if evidence.agreement is None else evidence.agreement.shape[1],
-    )
-    if right.ndim == 1:
-        return first
-    pair_scores = usable_signals(evidence, (*PAIR_SIGNALS, *(PATCH_SIGNALS[:1] if patches else ())))
-    pairs = pair_features(evidence, pair_scores)
-    return replace(first, pairs=pairs, pair_right=right, pair_scores=pair_scores)
-
-
-def join(blocks: Sequence[Examples]) -> Examples:
-    """Concatenate examples with the same scores.
-
-    Args:
-        blocks: One or more.
-
-    Returns:
-        All queries in this order. Fields that are not per query come from the first block.
-    """
-    first = blocks[0]
-    return replace(
-        first,
-        features=np.concatenate([block.features for block in blocks]),
-        right=np.concatenate([block.right for block in blocks]),
-        pairs=_joined([block.pairs for block in blocks]),
-        pair_right=_joined([block.pair_right for block in blocks]),
-        outside=_joined([block.outside for block in blocks]),
-        groups=_joined([block.groups for block in blocks]),
-        signals={name: np.concatenate([block.signals[name] for block in blocks]) for name in first.signals},
-        domain={name: np.concatenate([block.domain[name] for block in blocks]) for name in first.domain},
-        names=[name for block in blocks for name in block.names],
-    )
-
-
-def _joined(parts: Sequence[NDArray[Number] | None]) -> NDArray[Number] | None:
-    present = [part for part in parts if part is not None]
-    return np.concatenate(present) if len(present) == len(parts) else None
 
 
 def fit_calibration(
@@ -217,7 +89,7 @@ def fit_calibration(
     if prior is not None and int((~right).sum()) < LEAST_QUERIES:
         return _with_prior(examples, options, prior)
     parts = split_queries(len(right), examples.groups, options.seed, fit_share=options.fit_share)
-    if options.max_risk is None:  # no threshold will be set, so that no query has to be reserved for it
+    if options.max_risk is None:  # no query has to be reserved for thresholds
         parts = Split(np.arange(len(right)), np.arange(0))
     top = fit_signal(examples.features, right, tuple(examples.scores), combination, parts.fit, 1)
     uncertainty = top.uncertainty(examples.features, 1)
@@ -229,11 +101,11 @@ def fit_calibration(
         seed=options.seed,
     )
     if options.outside_rate is not None:
-        probability.probability(uncertainty[:1], options.outside_rate)  # rejects an impossible rate now
+        probability.probability(uncertainty[:1], options.outside_rate)  # fails now if the rate is impossible
     pair, pair_right = _fit_pairs(examples, out, parts.fit, options)
     watched = {**examples.signals, UNCERTAINTY: uncertainty}
     queries = len(right)
-    if examples.counterparts and out is not None:  # drift is measured against the queries themselves
+    if examples.counterparts and out is not None:  # drift is measured against the in-map queries
         watched = {name: values[~out] for name, values in watched.items()}
         queries = len(np.unique(np.asarray(examples.groups)))
     rule = None
@@ -254,7 +126,7 @@ def fit_calibration(
         "counterparts": examples.counterparts,
         "fitted_on": len(parts.fit),
         "thresholds_on": len(parts.threshold),
-        "labelled": examples.labelled,
+        "labelled": examples.labeled,
         "calibrator": probability.right.name,
         "seed": options.seed,
     }
@@ -273,7 +145,7 @@ def fit_calibration(
 
 
 def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOptions:
-    """Return the options with a rate of out-of-map queries if these are counterparts of the others."""
+    """Return the options, with the default rate of out-of-map queries if these are counterparts."""
     if not examples.counterparts or options.outside_rate is not None:
         return options
     return replace(options, outside_rate=OUTSIDE_RATE)
@@ -296,7 +168,7 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
         facts={
             "queries": len(features),
             "right": len(features) - incorrect,
-            "labelled": examples.labelled,
+            "labelled": examples.labeled,
             **examples.facts,
         },
         domain=fit_domain(examples.domain, examples.right, options.seed) if examples.domain else None,
@@ -333,7 +205,7 @@ def _fit_pairs(
 
 
 def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
-    """Return rows that are a random sample of queries with this fraction from outside the map."""
+    """Return the rows of a random sample of queries, of which this fraction is out-of-map."""
     assert examples.outside is not None
     if not examples.counterparts:
         return thin_to_rate(examples.outside, rate, seed, slack=slack)
@@ -342,7 +214,7 @@ def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
     has = np.zeros((2, group.max() + 1), bool)
     has[examples.outside.astype(int), group] = True
     both, alone = int(has.all(axis=0).sum()), int((has[0] & ~has[1]).sum())
-    # Queries without a counterpart are omitted as often as the others are replaced by theirs.
+    # Queries without a counterpart are omitted as often as other queries are replaced by theirs.
     away = np.random.default_rng(seed).random(len(has[0])) < rate * (both + alone) / max(
         both + rate * alone, 1
     )
@@ -352,9 +224,9 @@ def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
 def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, queries: int) -> DecisionRule:
     """Set thresholds for the expected fraction of out-of-map queries.
 
-    The risk of a threshold grows with that fraction, because all out-of-map queries are incorrect. If it is
-    not specified, the guarantee holds up to the fraction of the sample; otherwise the sample is reduced to
-    it. Without labels, the rule uses the probability if nothing can be guaranteed.
+    The risk of a threshold grows with that fraction, because all out-of-map queries are incorrect. If the
+    fraction is not specified, the guarantee holds up to the fraction in the sample. Otherwise the sample is
+    reduced to this fraction. Without labels, the rule uses the probability if nothing can be guaranteed.
 
     Args:
         part: Queries that nothing was fitted on; ``features`` is their uncertainty.
@@ -367,8 +239,8 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
     """
     outside, rate = part.outside, options.outside_rate
     rows = np.arange(len(part.right))
-    notes = [] if part.labelled else [SELF_CALIBRATED]
-    guaranteed, slack = part.labelled, 0.0
+    notes = [] if part.labeled else [SELF_CALIBRATED]
+    guaranteed, slack = part.labeled, 0.0
     if rate is None:
         seen = "" if outside is None else f" ({percent(float(outside.mean()))})"
         notes.append(f"Holds if out-of-map queries are at most as frequent as in the calibration{seen}.")
@@ -407,7 +279,7 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
             assumptions=tuple(notes),
         )
     except RiskRefused as refusal:
-        if not part.labelled:
+        if not part.labeled:
             return rule_by_probability(max_risk, options.reject_risk, assumptions=(SELF_CALIBRATED,))
         raise _in_all(refusal, part, rows, options, queries) from None
     return replace(rule, guaranteed=guaranteed)
@@ -416,7 +288,7 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
 def _in_all(
     refusal: RiskRefused, part: Examples, rows: Rows, options: CalibrateOptions, queries: int
 ) -> RiskRefused:
-    """Return the error with the number of all labelled queries, and the label that should be checked."""
+    """Return the error with the number of labelled queries in both parts, and the label to check."""
     needed = None if refusal.needed is None else int(np.ceil(refusal.needed / (1 - options.fit_share)))
     max_risk = options.max_risk or 0.0
     subject, advice = claim(max_risk, options.confidence), ["allow a higher risk"]
@@ -457,8 +329,8 @@ def check_label_count(queries: int, options: CalibrateOptions) -> None:
         )
 
 
-def judged(examples: Examples, options: CalibrateOptions, calibration: Calibration) -> tuple[Floats, Bools]:
-    """Return probabilities and outcomes of the queries that the probabilities were not fitted on.
+def reliability(examples: Examples, options: CalibrateOptions, calibration: Calibration) -> list[list[float]]:
+    """Return the reliability curve of the queries that the probabilities were not fitted on.
 
     Out-of-map queries are reduced to the fraction that the options specify.
 
@@ -468,7 +340,7 @@ def judged(examples: Examples, options: CalibrateOptions, calibration: Calibrati
         calibration: The fitted calibration.
 
     Returns:
-        One probability and one outcome per query.
+        Predicted probability, observed accuracy and count of each bin.
     """
     options = _with_rate(examples, options)
     right = examples.right
@@ -478,20 +350,6 @@ def judged(examples: Examples, options: CalibrateOptions, calibration: Calibrati
         groups = None if examples.groups is None else np.asarray(examples.groups)[rows]
         part = replace(examples, outside=outside[rows], groups=groups)
         rows = rows[_drawn(part, options.outside_rate, options.seed, 1e-4)]
-    return calibration.probability(examples.features[rows], options.outside_rate), right[rows]
-
-
-def reliability(examples: Examples, options: CalibrateOptions, calibration: Calibration) -> list[list[float]]:
-    """Return the reliability curve of the queries that the probabilities were not fitted on.
-
-    Args:
-        examples: All queries of the calibration.
-        options: Options of the calibration.
-        calibration: The fitted calibration.
-
-    Returns:
-        Predicted probability, observed accuracy and count of each bin.
-    """
-    predicted, right = judged(examples, options, calibration)
-    curve = mass_bins(predicted, right, max(3, min(10, len(right) // EACH_BIN)))
+    predicted = calibration.probability(examples.features[rows], options.outside_rate)
+    curve = mass_bins(predicted, right[rows], max(3, min(10, len(rows) // EACH_BIN)))
     return [part.tolist() for part in (curve.probability, curve.observed, curve.counts)]

@@ -12,8 +12,8 @@ often"). Bayes' rule gives odds q_b = odds q_a · ((1 − b)/b)/((1 − a)/a), a
 
 If there are labelled queries of both kinds, r is calibrated on in-map queries and q on all queries. Both
 decrease with the uncertainty, and so does their product. Without out-of-map queries, f_out is unknown. It is
-then replaced by the density of incorrect in-map queries: the same rule is applied to correct against
-incorrect answers, with the fractions ρ(1 − a) and ρ(1 − b) of correct ones, where ρ = P(correct | inside)
+then replaced by the density of incorrect in-map queries. The same rule is applied to correct and incorrect
+answers, with the fractions ρ(1 − a) and ρ(1 − b) of correct ones, where ρ = P(correct | inside)
                                                                                         (approximate)
 """
 
@@ -63,7 +63,8 @@ class OutsideAware:
     """Probability of a correct answer (or match), for any fraction of out-of-map queries."""
 
     right: Calibrator
-    """Calibrator of correctness: on in-map queries if there is ``inside``, otherwise on all queries."""
+    """Calibrator of correctness, fitted on in-map queries if there is ``inside``, otherwise on all queries.
+    """
     inside: Calibrator | None
     """Calibrator of being inside the map; None without examples of both kinds."""
     fitted_rate: float
@@ -76,7 +77,8 @@ class OutsideAware:
         share(self.right_rate, "fraction of correct answers", ends=True)
 
     def probability(self, uncertainty: Any, rate: float | None = None) -> Floats:
-        """Return the probability of being correct for a fraction of out-of-map queries; None: as fitted."""
+        """Return the probability of being correct, for a fraction of out-of-map queries (default: as
+        fitted)."""
         right = self.right.probability(uncertainty)
         if self.inside is not None:
             inside = self.inside_probability(uncertainty, rate)
@@ -109,11 +111,11 @@ def fit_outside_aware(
     """Fit probabilities of queries, or of single matches.
 
     Args:
-        uncertainty: One value per query, N; higher is less certain.
-        success: Whether each query was answered correctly, N.
-        outside: Which queries have no correct reference in the map, N. Default: none.
+        uncertainty: One value per query (N); higher is less certain.
+        success: Whether each query was answered correctly (N).
+        outside: Which queries have no correct reference in the map (N). Default: none.
         calibrator: A name of `CALIBRATORS`, or "best".
-        groups: For matches: the query of each, which cross-validation never splits.
+        groups: Query of each match, which cross-validation never splits. Default: one group per value.
         seed: Random seed for cross-validation.
 
     Returns:
@@ -134,7 +136,8 @@ def fit_outside_aware(
     rate, right_rate = float(out.mean()), float(right[~out].mean())
     wrong_inside = int((~right & ~out).sum())
     few = min(int(out.sum()), int((~out).sum())) < LEAST_QUERIES
-    # Without incorrect in-map queries, "correct" and "inside" are the same event: one calibrator is enough.
+    # Without incorrect in-map queries, "correct" and "inside" are the same event, so one calibrator is
+    # enough.
     if few or not wrong_inside or not right.any():
         fitted = fit_calibrator(calibrator, values, right, groups=groups, seed=seed)
         return OutsideAware(fitted, None, rate, right_rate)
@@ -155,7 +158,7 @@ def thin_to_rate(outside: NDArray[np.bool_], rate: float, seed: int = 0, *, slac
     ``slack``, which a guarantee must subtract from its confidence.
 
     Args:
-        outside: Which queries are out-of-map, N.
+        outside: Which queries are out-of-map (N).
         rate: Expected fraction of out-of-map queries.
         seed: Random seed.
         slack: Probability that there are too few queries of one kind.
@@ -170,7 +173,7 @@ def thin_to_rate(outside: NDArray[np.bool_], rate: float, seed: int = 0, *, slac
     rng = np.random.default_rng(seed)
     from_outside, from_inside = (rng.permutation(np.flatnonzero(kind)) for kind in (out, ~out))
     low, high = 0, len(out)
-    while low < high:  # the largest size that both kinds allow
+    while low < high:  # bisection of the largest size that both kinds allow
         size = (low + high + 1) // 2
         short = binom.sf(len(from_outside), size, b) + binom.cdf(size - len(from_inside) - 1, size, b)
         low, high = (size, high) if short <= slack else (low, size - 1)

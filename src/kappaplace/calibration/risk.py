@@ -34,19 +34,18 @@ from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv
 from scipy.stats import binom
 
-from kappaplace.checks import Floats, Rows, outcomes, percent, share
+from kappaplace.checks import Floats, Rows, choice, outcomes, percent, share
 from kappaplace.errors import KappaPlaceError
 
 METHODS = ("fixed-sequence", "multi-start", "bonferroni")
 COMFORT = (0.25, 0.9)
-"""A single walk starts where a score with a quarter of the allowed risk would pass nine times in ten."""
+"""A single walk starts where a score with a quarter of the allowed risk would pass in nine of ten cases."""
 STRICTEST = 0.25
 """Largest quantile at which a single walk starts, unless it accepts too few queries to pass."""
 GROWTH = 1.1
 """Each threshold of the sequence accepts about a tenth more than the one before."""
 STARTS = 2
-"""Walks of ``multi-start``, if half of the queries could support each. More of them cost more than they
-save."""
+"""Number of walks of ``multi-start``, if half of the queries could support each. More walks do not help."""
 MOST_LABELS = 10_000_000
 """Number of labels above which a message does not state how many are needed."""
 
@@ -76,10 +75,10 @@ class RiskRefused(KappaPlaceError):
 
 @dataclass(frozen=True)
 class RiskThreshold:
-    """A threshold and what is guaranteed for it."""
+    """A threshold and its guarantee."""
 
     threshold: float
-    """A query is accepted if its uncertainty is not above this; finite."""
+    """Largest uncertainty that is accepted; finite."""
     coverage: float
     """Fraction of the labelled queries that the threshold accepts."""
     accepted: int
@@ -125,8 +124,8 @@ def control_risk(
     The guarantees of all thresholds that pass hold together, so ``below`` may select any of them.
 
     Args:
-        uncertainty: One value per query, N; higher is less certain.
-        success: Whether each query was answered correctly, N.
+        uncertainty: One value per query (N); higher is less certain.
+        success: Whether each query was answered correctly (N).
         max_risk: Maximum fraction of errors among the accepted.
         confidence: Confidence level of the guarantee.
         method: Method to test thresholds: a name of `METHODS`.
@@ -145,8 +144,7 @@ def control_risk(
     0.532
     """
     scores, right = outcomes(uncertainty, success)
-    if method not in METHODS:
-        raise KappaPlaceError(f"Unknown method '{method}'. Choose from: {', '.join(METHODS)}.")
+    choice(method, METHODS, "method")
     share(max_risk, "risk")
     level, walks = _level(len(scores), max_risk, 1 - share(confidence, "confidence") - slack, method)
     fewest = _fewest(max_risk, level)
@@ -158,7 +156,7 @@ def control_risk(
     thresholds, accepted = _below_ranks(scores[order], ranks)
     errors = wrong[accepted]
     passes = _binomial_cdf(errors, accepted, max_risk) <= level
-    possible = accepted >= fewest  # ties may leave too few strictly below: nothing to test there
+    possible = accepted >= fewest  # ties may leave too few queries strictly below, and then nothing is tested
     held = _walk(passes, possible, _starts(len(ranks), walks))
     if below is not None:
         held &= thresholds < below
@@ -186,7 +184,7 @@ def _fewest(max_risk: float, level: float) -> int:
     """Return the smallest k with (1 − max_risk)^k ≤ level."""
     keep = 1 - max_risk
     count = max(1, int(np.ceil(np.log(level) / np.log(keep))))
-    # Rounding of the logarithms may put the answer off by one.
+    # Because of rounding, the result may be off by one.
     while count > 1 and keep ** (count - 1) <= level:
         count -= 1
     while keep**count > level:
@@ -203,7 +201,7 @@ def _first(queries: int, max_risk: float, level: float, one_walk: bool) -> int:
     are enough queries, a single walk therefore starts at a number that allows a few errors.
     """
     fewest = _fewest(max_risk, level)
-    room = min(int(STRICTEST * queries), 10 * fewest)  # comfort is reached long before ten times
+    room = min(int(STRICTEST * queries), 10 * fewest)  # ten times as many is always enough
     if not one_walk or room <= fewest:
         return fewest
     counts = np.arange(fewest, room + 1)
@@ -223,9 +221,9 @@ def _ranks(first: int, queries: int) -> Rows:
 
 
 def _level(queries: int, max_risk: float, level: float, method: str) -> tuple[float, int]:
-    """Return the level of one walk, and the number of walks; 0: every threshold is tested separately."""
+    """Return the level of one walk, and the number of walks; 0 if every threshold is tested separately."""
     if method == "bonferroni":
-        # A lower level starts later and so has fewer thresholds: this divides by a few too many.
+        # A lower level starts later and has fewer thresholds, so this divides by slightly too many.
         return level / max(1, len(_ranks(_fewest(max_risk, level), queries))), 0
     walks = 1
     while (
@@ -253,7 +251,7 @@ def _below_ranks(ordered: Floats, ranks: Rows) -> tuple[Floats, Rows]:
 
 
 def _walk(passes: NDArray[np.bool_], possible: NDArray[np.bool_], starts: Rows) -> NDArray[np.bool_]:
-    """Return which thresholds some walk reaches from its start without a failed test on the way."""
+    """Return the thresholds that a walk reaches from its start without a failed test."""
     held = np.zeros(len(passes), dtype=bool)
     failed = np.flatnonzero(possible & ~passes)
     for start in starts:

@@ -1,8 +1,8 @@
 """Calibration files, and the calibrations that are shipped with models.
 
 A map without its own calibration uses the shipped calibration of its model. That one was fitted on other
-places, so it guarantees nothing. It is used only if scores have the same meaning: for exactly this model with
-its own preprocessing, and descriptors that are not coarsely rounded.
+places, so it guarantees nothing. It is used only for the same model and preprocessing, and for descriptors
+that are not coarsely rounded: otherwise scores have another meaning.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from kappaplace.calibration.domain import KAPPA, Domain
 from kappaplace.data.appearance import APPEARANCE
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file, sealed, unsealed
+from kappaplace.files import replace_file, sealed, telling, unsealed
 from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import CALIBRATION, installed, shipped_folder
 
 ACCEPT_RISK, REJECT_RISK = 0.1, 0.2
-"""Limits of shipped calibrations: accept from a probability of 1 − the first, reject up to the second."""
+"""Risk limits of shipped calibrations: they accept from a probability of 1 − the first, and reject up to the
+second."""
 MODEL = "model"
 """Key of the fact that contains the fingerprint of the model."""
 ORIGIN = "origin"
-"""Key of the fact that describes the data it was fitted on."""
+"""Key of the fact that describes the data that a calibration was fitted on."""
 
 
 def calibration_with(fingerprint: str, preprocessing: Preprocessing) -> Calibration | None:
@@ -59,7 +60,7 @@ def bank_for(
         coarse: Whether descriptors are rounded, which changes similarities.
 
     Returns:
-        The domain. It has all signals if the shipped calibration is of this model, otherwise only those of
+        The domain, with all signals if the calibration is shipped with this model, otherwise with those of
         the image.
     """
     own = calibration_with(fingerprint, preprocessing)
@@ -72,20 +73,20 @@ def bank_for(
     return None
 
 
-def borrowed_note(calibration: Calibration) -> str:
+def shipped_note(calibration: Calibration) -> str:
     """Return the note for answers that use a shipped calibration."""
     assert calibration.rule is not None  # see `read_shipped`
     origin = calibration.facts.get(ORIGIN, "")
     return (
-        f"Calibrated on other places{f' ({origin})' if origin else ''}, so no risk is guaranteed: accepted "
-        f"from a probability of {calibration.rule.accept_at:.2f}, rejected up to "
-        f"{calibration.rule.reject_at:.2f}. To use your own places, run `kappaplace map calibrate`."
+        f"Calibrated on other places{f' ({origin})' if origin else ''}, so no risk is guaranteed. Answers "
+        f"are accepted from a probability of {calibration.rule.accept_at:.2f}, rejected up to "
+        f"{calibration.rule.reject_at:.2f}; `kappaplace map calibrate` uses your own places."
     )
 
 
 @lru_cache(maxsize=8)
 def read_shipped(folder: Path) -> tuple[Calibration | None, Preprocessing]:
-    """Return calibration (None if there is none) and preprocessing of a shipped model; read once."""
+    """Return calibration (None if there is none) and preprocessing of a shipped model, read once."""
     file = folder / CALIBRATION
     preprocessing = Preprocessing.from_dict(read_card(folder)["preprocessing"])
     if not file.exists():
@@ -105,7 +106,7 @@ def load_calibration(file: str | Path, fingerprint: str = "") -> Calibration:
 
     Args:
         file: The file (.json).
-        fingerprint: Fingerprint of the model to use it with. Default: do not check.
+        fingerprint: Fingerprint of the model, which must match. Default: not checked.
 
     Returns:
         The calibration.
@@ -115,11 +116,9 @@ def load_calibration(file: str | Path, fingerprint: str = "") -> Calibration:
     """
     file = Path(file)
     if not file.is_file():
-        raise KappaPlaceError(f"The calibration {file} does not exist.")
-    try:
+        raise KappaPlaceError(f"There is no calibration {file}. Check the path.")
+    with telling(f"{file} is not a valid calibration"):
         values = unsealed(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise KappaPlaceError(f"{file} is not a valid calibration ({error}).") from None
     calibration = Calibration.from_dict(values)
     model = calibration.facts.get(MODEL)
     if model and fingerprint and model != fingerprint:

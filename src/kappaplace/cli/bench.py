@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from kappaplace.data import Preprocessing
-    from kappaplace.models import PlaceModel, Way
+    from kappaplace.models import Form, PlaceModel
 
 Call: TypeAlias = Callable[[], object]
 Values: TypeAlias = dict[str, float | int | str]
@@ -48,7 +48,7 @@ class Part(str, Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: ours, a peer or limit, and their ratio, which means the same on every machine."""
+    """One comparison: our value, a peer or limit, and their ratio, which is comparable between machines."""
 
     part: str
     where: str
@@ -163,7 +163,7 @@ def measure_speed(
     batches: Sequence[int],
     rounds: Rounds,
     *,
-    ways: Sequence[Way] = ("auto",),
+    ways: Sequence[Form] = ("auto",),
 ) -> list[Row]:
     """Compare `optimize` with the plain model: latency at batch 1, throughput at larger batches."""
     import torch
@@ -171,8 +171,8 @@ def measure_speed(
     plain = model.to(device).eval()
     height, width = plain.preprocessing.fixed_size or (512, 512)
     where = f"{plain.architecture.backbone}, {height}×{width}, {device.type}"
-    fast = [plain.optimize(device, way=way) for way in ways]
-    forms: dict[str, nn.Module] = {"plain": plain, **{form.way: form for form in fast}}
+    fast = [plain.optimize(device, form=form) for form in ways]
+    forms: dict[str, nn.Module] = {"plain": plain, **{each.form: each for each in fast}}
     rows = []
     for batch in batches:
         images = torch.randn(batch, 3, height, width, device=device)
@@ -257,7 +257,8 @@ def _noise(count: int, size: tuple[int, int]) -> torch.Tensor:
 
 
 def write_photos(folder: Path, count: int, size: tuple[int, int] = (640, 480)) -> list[Path]:
-    """Write JPEGs that cost what photos cost to decode: noise on several scales, about 100 KB at 640×480."""
+    """Write JPEG files that take as long to decode as photos: noise on several scales, about 100 KB at
+    640×480."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -329,4 +330,4 @@ def bench(
         rows += measure_embedding(opened, model or "shipped model", place, **size)
     show(rows)
     save_rows(out / "ratios.csv", [dated(row.record()) for row in rows])
-    typer.echo(f"Written: {out / 'ratios.csv'}")
+    typer.echo(f"Ratios written to {out / 'ratios.csv'}.")

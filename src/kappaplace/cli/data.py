@@ -317,7 +317,7 @@ def _print(
         return
     counts = f"{summary.queries:,} queries, {summary.references:,} references"
     typer.secho(f"{summary.name or 'table'}: {counts}", bold=True)
-    width, height = summary.extent_metres
+    width, height = summary.extent_meters
     lines = {
         "positions": f"{summary.frame}, {summary.unposed:,} without, extent {width:g} × {height:g} m",
         "positives": f"{summary.positives}, {summary.positives_per_query:.1f} per query",

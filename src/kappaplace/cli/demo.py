@@ -33,12 +33,12 @@ SCORES = ("l2", "pa", "inverse-kappa", "kappaplace")  # the paper's, for a first
 GALLERY_SIZE, GALLERY_MATCHES = 192, 3  # pixels: more than the model gets, so that the reader sees something
 GALLERY = (("High confidence", 97), ("Middle confidence", 50), ("Low confidence", 3))  # percentile of 1/U
 REPEATABLE = (
-    "The same seed gives the same table on the same machine with the same number of threads. Processors "
-    "round differently: with seed 0, R@1 was 0.665 to 0.695 on the machines tried."
+    "The same seed gives the same table on the same machine with the same number of threads. Results vary "
+    "slightly between processors: with seed 0, R@1 is between 0.665 and 0.695."
 )
 Say = Callable[[str], None]
 KappaCurves = dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]
-"""Per condition: levels, and mean and standard error of κ over the same views."""
+"""Levels, mean of κ and its standard error over the same views, for each condition."""
 
 
 @dataclass(frozen=True)

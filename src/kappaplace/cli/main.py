@@ -1,4 +1,4 @@
-"""The program `kappaplace`: parse the command line, call one function, show the result."""
+"""The program `kappaplace`: it parses the command line, calls one function and shows the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kappaplace.cli import bench, data, demo, doctor, evaluate, models, serve, slam, train
+from kappaplace.cli import audit, bench, data, demo, doctor, evaluate, geotag, models, serve, slam, train
 from kappaplace.cli import map as place_map
 from kappaplace.cli.options import command
 from kappaplace.errors import KappaPlaceError
@@ -21,7 +21,8 @@ STOPPED = "kappaplace: interrupted. Completed work is saved; run the same comman
 
 
 class _Interruptible(TyperGroup):
-    """Report Ctrl-C in one message: typer's own differs by version."""
+    """Group of commands that reports Ctrl-C with one message, because typer's own message differs by
+    version."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -46,6 +47,8 @@ app.add_typer(data.app, name="data", rich_help_panel=USE)
 app.add_typer(place_map.app, name="map", rich_help_panel=USE)
 command(app, panel=USE)(serve.serve)
 app.add_typer(slam.app, name="slam", rich_help_panel=USE)
+command(app, panel=USE)(geotag.geotag)
+command(app, panel=USE)(audit.audit)
 command(app, panel=RESEARCH)(train.train)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel=RESEARCH)
 command(app, panel=RESEARCH)(evaluate.compare)

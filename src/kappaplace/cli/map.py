@@ -140,6 +140,12 @@ def compact(
             "Default: unchanged."
         ),
     ] = None,
+    dim: Annotated[
+        int | None,
+        typer.Option(
+            help="Dimension to whiten the descriptors to, on the map's own images. Default: unchanged."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Free the disk space of removed references, and recompute how similar the places are.
@@ -149,14 +155,16 @@ def compact(
         kappaplace map compact town.map
 
         kappaplace map compact town.map --storage pq
+
+        kappaplace map compact town.map --dim 512
     """
     opened = MapAccess().open(place_map)
     before, calibrated = opened.info()["bytes"], opened.manifest.calibration is not None
-    opened.compact(storage)
+    opened.compact(storage, dim)
     facts = opened.info()
     if calibrated and opened.manifest.calibration is None and not as_json:
         typer.echo(
-            "The calibration was removed, because it does not match the compressed descriptors. "
+            "The calibration was removed, because it does not match the new descriptors. "
             "Run `kappaplace calibrate` again."
         )
     if as_json:
@@ -181,11 +189,12 @@ def info(place_map: MapFolder, as_json: AsJson = False) -> None:
     typer.echo(f"  positions   {facts['frame']}, {facts['unposed']:,} without")
     typer.echo(f"  near        {facts['neighbourhood']}, radius {facts['radius']:g} m")
     kappa = "with κ" if facts["kappa"] else "without κ"
-    typer.echo(f"  model       {facts['model']} ({facts['dim']} dimensions, {kappa})")
+    white = f", whitened from {facts['whitened_from']}" if "whitened_from" in facts else ""
+    typer.echo(f"  model       {facts['model']} ({facts['dim']} dimensions{white}, {kappa})")
     stored = f"{facts['storage']}, patches {facts['patches']}, {_segments(facts)}, {_size(facts['bytes'])}"
     typer.echo(f"  stored      {stored}")
     typer.echo(f"  removed     {facts['removed']:,} (freed by `map compact`)")
-    typer.echo(f"  places      distinctiveness {facts['distinctiveness']}")
+    typer.echo(f"  places      compared: {facts['distinctiveness']}")
     shipped = "by the calibration shipped with the model" if facts["borrowed"] else "no"
     typer.echo(f"  calibrated  {facts['calibration'] or f'{shipped}; see `kappaplace calibrate`'}")
 
@@ -198,15 +207,15 @@ def verify(place_map: MapFolder, as_json: AsJson = False) -> None:
 
         kappaplace map verify town.map
     """
-    from kappaplace.maps import verified
+    from kappaplace.maps import verify_folder
 
-    manifest, problems = verified(place_map)
+    manifest, problems = verify_folder(place_map)
     if as_json:
         typer.echo(json.dumps({"map": str(place_map), "references": manifest.count, "problems": problems}))
     else:
         for problem in problems:
             typer.secho(problem, fg="red", err=True)
-        typer.echo(f"{place_map}: {len(problems) or 'no'} problems found.")
+        typer.echo(f"{place_map}: {len(problems) or 'no'} problem{'s' * (len(problems) != 1)} found.")
     if problems:
         raise typer.Exit(1)
 

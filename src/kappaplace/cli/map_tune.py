@@ -20,7 +20,7 @@ from kappaplace.types import Json
 
 if TYPE_CHECKING:
     from kappaplace.calibration import Calibration, DriftWarning
-    from kappaplace.maps import Fitted, MapMonitor, Observed, PlaceMap
+    from kappaplace.maps import FitResult, MapMonitor, Observation, PlaceMap
 
 DRIFT = 1
 """Exit code if queries have left the calibrated range."""
@@ -33,7 +33,7 @@ def images_of(images: list[Path]) -> Path | list[Path]:
 
 @dataclass(frozen=True)
 class Calibrating(CalibrateOptions):
-    """Options of a calibration, with a flag that is ``max_risk=None`` in Python."""
+    """Options of a calibration, in which the flag ``--no-decisions`` means ``max_risk=None``."""
 
     no_decisions: Annotated[
         bool, Help("Fit probabilities only: no thresholds, no guarantee, fewer labels.", ("--no-decisions",))
@@ -87,7 +87,7 @@ def calibrate(
         as_table,
         calibrate_map,
         calibrate_map_on_labels,
-        no_longer_compared,
+        reranking_note,
         self_calibrate_map,
         sparse_note,
     )
@@ -105,7 +105,7 @@ def calibrate(
     else:
         calibration = self_calibrate_map(opened, options)
         notes = [note] if (note := sparse_note(calibration)) else []
-    notes += [note] if (note := no_longer_compared(before, calibration)) else []
+    notes += [note] if (note := reranking_note(before, calibration)) else []
     _show_calibration(calibration, notes, as_json)
 
 
@@ -191,7 +191,7 @@ def fit(
     result = opened.fit(options, calibrate_options, calibrate=calibrate, say=say)
     page, figure = write_fit_report(opened, report or place_map / "fit.html")
     if as_json:
-        check = result.record.learnt
+        check = result.record.learned
         answer: dict[str, Json] = {
             "map": str(opened.folder),
             "model": opened.manifest.model.source,
@@ -213,7 +213,7 @@ def fit(
     typer.echo(f"Report: {page} (figure: {figure}).")
 
 
-def _show_fit(opened: PlaceMap, result: Fitted, removed: bool) -> None:
+def _show_fit(opened: PlaceMap, result: FitResult, removed: bool) -> None:
     from kappaplace.reports import fit_verdict
 
     rule = None if result.calibration is None else result.calibration.rule
@@ -240,29 +240,23 @@ def label(
     ],
     options: LabelOptions,
     page: Annotated[
-        Path | None,
-        typer.Option(help="HTML page to write, for labelling in a browser instead of in this terminal."),
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="JPEG file that shows both images of the current question.")
+        Path | None, typer.Option(help="HTML page to write, for labelling the images in a browser.")
     ] = None,
     *,
     access: MapAccess,
 ) -> None:
-    """Sample queries at random, find their best matches, and ask you whether they are correct.
+    """Sample queries at random, and write their best matches to a file, for you to label.
 
     Pass images like those you will localize later: the sample must represent them, or the guarantee of the
-    calibration does not hold. You can interrupt labelling; run the command again to resume it.
+    calibration does not hold. Label in a browser with --page, or write yes, no or unknown into the file.
 
     Examples:
-
-        kappaplace map label town.map drive/ --out labels.csv --picture now.jpg
 
         kappaplace map label town.map drive/ --out labels.csv --page label.html
 
         kappaplace calibrate town.map --labels labels.csv
     """
-    from kappaplace.maps import as_table, label_loop, label_map
+    from kappaplace.maps import as_table, label_map
     from kappaplace.reports import write_label_page
 
     opened = access.open(place_map)
@@ -287,13 +281,11 @@ def label(
             )
         typer.echo(f"Open {page} in a browser, label, save, and run `kappaplace calibrate --labels`.")
         return
-    sheet = label_loop(opened, sheet, out, ask=_ask, say=typer.echo, picture=picture)
     count = sum(bool(row.label) for row in sheet.rows)
-    typer.echo(f"{count:,} of {len(sheet.rows):,} labels written to {out}.")
-
-
-def _ask(question: str) -> str:
-    return input(f"{question}: ")
+    typer.echo(
+        f"{out} has {count:,} of {len(sheet.rows):,} labels. Write yes, no or unknown into its column label, "
+        "or pass --page to label in a browser."
+    )
 
 
 def monitor(
@@ -360,24 +352,24 @@ def monitor(
         raise typer.Exit(DRIFT)
 
 
-def _observed(place_map: Path, incoming: list[Path], encoder: MapEncoder) -> list[Observed]:
-    from kappaplace.maps import from_lines, holds_answers, observed_in, read_observed
+def _observed(place_map: Path, incoming: list[Path], encoder: MapEncoder) -> list[Observation]:
+    from kappaplace.maps import is_answer_file, observe, read_answer_lines, read_observations
 
     if [str(file) for file in incoming] == ["-"]:
-        return list(from_lines(sys.stdin, "the input"))
-    files = [file for file in incoming if holds_answers(file)]
+        return list(read_answer_lines(sys.stdin, "the input"))
+    files = [file for file in incoming if is_answer_file(file)]
     if files and len(files) < len(incoming):
         raise KappaPlaceError(
             "monitor takes images or files with answers, got both. Pass them to separate commands."
         )
     if files:
-        return [each for file in files for each in read_observed(file)]
+        return [each for file in files for each in read_observations(file)]
     from kappaplace.maps import as_table
 
     table = as_table(images_of(incoming))
     table = table.queries if len(table.query_rows) else table
     answers = encoder.open(place_map).localize(table.image_paths(), 1, batch_size=encoder.batch_size)
-    return [observed_in(answer.to_dict(), answer.query) for answer in answers]
+    return [observe(answer.to_dict(), answer.query) for answer in answers]
 
 
 def _drift_facts(

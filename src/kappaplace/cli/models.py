@@ -119,10 +119,14 @@ def _models() -> list[Row]:
             "name": model.name,
             "dim": model.dim,
             "size_mb": model.size_mb,
-            "licence": model.licence,
-            "source": model.where,
+            "licence": model.license,
+            "source": model.location,
             "kind": model.kind,
             "downloaded": cached(model),
+            "patches": model.shows_patches,
+            "cross_image": model.cross_image,
+            "weights_page": model.weights,
+            "unverified": list(model.unverified),
         }
         for model in HUB.values()
     ]
@@ -142,6 +146,10 @@ def _shipped(name: str) -> Row:
         "source": "included",
         "kind": "shipped",
         "downloaded": True,
+        "patches": True,
+        "cross_image": False,
+        "weights_page": "",
+        "unverified": [],
         "data": card["data"],
         "metrics": card["metrics"],
     }
@@ -156,8 +164,8 @@ def _backbones() -> list[Row]:
             "parameters_m": spec.parameters_m,
             "channels": spec.channels,
             "input_size": spec.input_size,
-            "licence": spec.licence,
-            "weights": f"{spec.weights.kind} {spec.weights.where}".strip(),
+            "licence": spec.license,
+            "weights": f"{spec.weights.kind} {spec.weights.location}".strip(),
             "extra": spec.extra,
             "note": spec.note,
         }
@@ -181,18 +189,20 @@ def _show(backbones: list[Row], models: list[Row]) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("name", "dim", "MB", "licence", "source", "local", title="Models")
+    table = Table("name", "dim", "MB", "licence", "source", "patches", "local", title="Models")
     table.columns[0].no_wrap = True
     table.columns[4].overflow = "fold"  # never truncated: it is the origin of the code
     for row in models:
         source = str(row["source"]).removeprefix("https://github.com/").partition("/releases/")[0]
-        if row["kind"] == "torch.hub":
-            source += " *"
-        size, local = f"≈{row['size_mb']:.0f}", "✓" if row["downloaded"] else ""
-        table.add_row(str(row["name"]), str(row["dim"]), size, str(row["licence"]), source, local)
+        marks = {"*": row["kind"] == "torch.hub", "†": row["weights_page"], "‡": row["cross_image"]}
+        source = " ".join([source, *(mark for mark, is_set in marks.items() if is_set)])
+        license = f"{row['licence']}{'?' * ('license' in str(row['unverified']))}"
+        ticks = ["✓" if row[key] else "" for key in ("patches", "downloaded")]
+        table.add_row(str(row["name"]), str(row["dim"]), f"≈{row['size_mb']:.0f}", license, source, *ticks)
     console.print(table)
     console.print(
-        "Load a model with kappaplace.load_model(name). Sizes are rounded. * runs its authors' code.",
+        "Load a model with kappaplace.load_model(name). Sizes are rounded. * runs its authors' code. † you "
+        "download the weights in a browser. ‡ cross-image: it embeds one image at a time. ? not verified.",
         style="dim",
     )
     table = Table("name", "M", "channels", "input", "licence", "weights", title="Backbones")
@@ -261,7 +271,7 @@ def export(
         options.patches,
         None if calibration is None else calibration.to_dict(),
         Path(model).name,
-        _licence(model),
+        _license(model),
     )
     _show_export(export_model(loaded, out, format, export_options), as_json)
 
@@ -275,7 +285,7 @@ def _calibration(model: AnyModel, source: Path | None) -> Calibration | None:
     return calibration_with(model.fingerprint, model.preprocessing)
 
 
-def _licence(model: str) -> str:
+def _license(model: str) -> str:
     from kappaplace.models import CARD, is_shipped, read_card, shipped_folder
 
     folder = shipped_folder(model) if is_shipped(model) else Path(model)

@@ -1,4 +1,4 @@
-"""Options of a command from an option record, so that names, defaults and help are defined once."""
+"""Command-line options from option records, so that names, defaults and help are defined once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_type_
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kappaplace.checks import choice
+from kappaplace.checks import choice, within
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help, Hint
 
@@ -82,8 +82,7 @@ class MapEncoder(MapAccess):
     batch_size: Annotated[int, Help(_BATCH_SIZE)] = 32
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise KappaPlaceError(f"--batch-size must be at least 1, got {self.batch_size}.")
+        within(self.batch_size, "--batch-size", 1)
 
 
 class Hidden(Help):

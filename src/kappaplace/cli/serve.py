@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kappaplace.checks import within
 from kappaplace.cli.options import MapEncoder, Setting
 from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.records import Help
@@ -29,7 +30,7 @@ class ServeOptions:
     host: Annotated[str, Help("Host name or IP address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Help("Port to listen on; 0 chooses a free port.")] = 8000
     token_file: Annotated[
-        Path | None, Help("File with the lines `read TOKEN` and `write TOKEN`, or one of them.")
+        Path | None, Help("File with a line `read TOKEN`, a line `write TOKEN`, or both.")
     ] = None
     open_: Annotated[bool, Help("Allow read access without a token on a public host.", ("--open",))] = False
     allow_host: Annotated[list[str], Help("Additional host name to accept requests for; repeatable.")] = (
@@ -78,8 +79,7 @@ class ServeOptions:
         """
         from kappaplace.serve import LOOPBACK, Settings, is_loopback, read_tokens
 
-        if not 0 <= self.port <= 65535:
-            raise KappaPlaceError(f"--port must be between 0 and 65535, got {self.port}.")
+        within(self.port, "--port", 0, 65535)
         tokens = read_tokens(self.token_file, self.read_token_env, self.write_token_env, environment)
         local = is_loopback(self.host)
         if not local and not tokens["read_token"] and not self.open_:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kappaplace.slam import ClosingSettings, DriveInput
 
 app = typer.Typer(
-    help="Loop closures with probabilities, for trajectories without false closures.", no_args_is_help=True
+    help="Close the loops of a drive, with a probability for each loop closure.", no_args_is_help=True
 )
 _Frames = Annotated[
     Path,
@@ -150,14 +150,14 @@ def run(
         kappaplace slam run drive.mcap --pose-topic /odom --out closed --calibration closures.json
     """
     from kappaplace.data import read_poses
-    from kappaplace.maps import loaded
+    from kappaplace.maps import load_named_model
     from kappaplace.reports import write_slam
     from kappaplace.slam import SlamOptions, calibration_for, run_slam
 
     dimensions = int(graph.dimensions)
     drive = drive_options.read(frames, out, dimensions)
     true_poses = None if truth is None else read_poses(truth, dimensions)
-    model, _ = loaded(encoder.model or None)
+    model, _ = load_named_model(encoder.model or None)
     slam_options = SlamOptions(
         closing.settings(),
         kernel=graph.kernel,
@@ -209,7 +209,7 @@ def calibrate(
     from kappaplace.calibration import MODEL, save_calibration
     from kappaplace.data import read_poses
     from kappaplace.files import make_folder
-    from kappaplace.maps import loaded
+    from kappaplace.maps import load_named_model
     from kappaplace.retrieval import patch_maps_of
     from kappaplace.slam import (
         ClosingSettings,
@@ -229,7 +229,7 @@ def calibrate(
             f"No frame falls into the time of {truth}. Pass true poses with the timestamps of the images."
         )
     drive, poses = drive.select(np.flatnonzero(inside)), poses[inside]
-    model, _ = loaded(encoder.model or None)
+    model, _ = load_named_model(encoder.model or None)
     folder, size = make_folder(out.parent), encoder.batch_size
     embeddings = drive_embeddings(drive, model, folder, batch_size=size, device=encoder.device or None)
     rows = np.arange(len(drive))

@@ -27,8 +27,8 @@ class RunOptions:
     encoder: Annotated[
         str,
         Help(
-            "Your own encoder, for kappa-pt, linear-head and contrastive-pt: package.module:function, whose "
-            "code runs and returns a torch module or a FrozenEncoder."
+            "Your own encoder for kappa-pt, linear-head or contrastive-pt, as package.module:function. The "
+            "function is executed and returns a torch module or a FrozenEncoder."
         ),
     ] = ""
     cpu: Annotated[bool, Help("Train on the CPU even if a GPU is available.", ("--cpu",))] = False
@@ -48,8 +48,8 @@ def train(
     preset: Annotated[
         str,
         typer.Option(
-            help="Settings with which the code of the paper and its baselines was run: paper, or a table "
-            "of the paper, such as tab:sf_final. --config and --set override them."
+            help="Settings of the paper's code: paper, or the label of a table of the paper, such as "
+            "tab:sf_final. --config and --set override them."
         ),
     ] = "",
     config: Annotated[str, typer.Option(help="TOML file with settings.")] = "",

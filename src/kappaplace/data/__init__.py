@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from kappaplace.data.check import TableSummary as TableSummary
     from kappaplace.data.check import find_problems as find_problems
     from kappaplace.data.check import summarize as summarize
-    from kappaplace.data.columns import ImageNames as ImageNames
-    from kappaplace.data.combine import concatenate as concatenate
     from kappaplace.data.decoding import HEIF as HEIF
+    from kappaplace.data.decoding import THUMBNAIL_SIZE as THUMBNAIL_SIZE
     from kappaplace.data.decoding import Source as Source
+    from kappaplace.data.decoding import Thumbnail as Thumbnail
     from kappaplace.data.decoding import decode as decode
     from kappaplace.data.decoding import open_image as open_image
+    from kappaplace.data.decoding import small_image as small_image
+    from kappaplace.data.decoding import thumbnail as thumbnail
     from kappaplace.data.degradation import DEGRADATIONS as DEGRADATIONS
     from kappaplace.data.degradation import degrade as degrade
     from kappaplace.data.degradation import random_degradation as random_degradation
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from kappaplace.data.poses import chain as chain
     from kappaplace.data.poses import check_poses as check_poses
     from kappaplace.data.poses import compose as compose
-    from kappaplace.data.poses import distance_travelled as distance_travelled
+    from kappaplace.data.poses import distance_traveled as distance_traveled
     from kappaplace.data.poses import identity_pose as identity_pose
     from kappaplace.data.poses import pose_matrices as pose_matrices
     from kappaplace.data.poses import pose_positions as pose_positions
@@ -76,12 +78,8 @@ if TYPE_CHECKING:
     from kappaplace.data.split import split_table as split_table
     from kappaplace.data.table import DEFAULT_RADIUS as DEFAULT_RADIUS
     from kappaplace.data.table import PlaceImages as PlaceImages
+    from kappaplace.data.table import concatenate as concatenate
     from kappaplace.data.table_io import TABLE_FORMATS as TABLE_FORMATS
     from kappaplace.data.table_io import recorded_hash as recorded_hash
-    from kappaplace.data.thumbnails import THUMBNAIL_SIZE as THUMBNAIL_SIZE
-    from kappaplace.data.thumbnails import Thumbnail as Thumbnail
-    from kappaplace.data.thumbnails import side_by_side as side_by_side
-    from kappaplace.data.thumbnails import small_picture as small_picture
-    from kappaplace.data.thumbnails import thumbnail as thumbnail
 else:
     __all__, __getattr__ = lazy_exports(__name__, __file__)

@@ -1,7 +1,7 @@
 """Describe the appearance of an image by seven numbers, and find images that are copies of each other.
 
 Seven numbers are enough to notice a lens cap, a screenshot or noise. They are computed on a thumbnail of
-64×64 pixels, so that an image costs about three milliseconds.
+64×64 pixels, which takes about three milliseconds per image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ APPEARANCE = (
     "variety of tones",
     "color",
 )
-"""Names of the columns."""
+"""Names of the seven numbers, in the order of the columns."""
 SIDE = 64
 TONES = 32
 LUMA = np.array([0.299, 0.587, 0.114])
@@ -35,7 +35,7 @@ TWIN_SECONDS = 60.0
 """Images taken within this many seconds of a reference are not independent of it."""
 FLAT = 1e-6
 LEAST = 1e-3
-"""Added to detail and color before the logarithm, so that a flat image has a finite value."""
+"""Constant added to detail and color before the logarithm, so that a flat image has a finite value."""
 
 
 def appearance(images: Sequence[Source]) -> Floats:

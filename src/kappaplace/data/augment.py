@@ -243,18 +243,16 @@ def _enlarge(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         axes.append(axis.to(images.device, non_blocking=True))
     y, x = axes[0][:, :, None], axes[1][:, None, :]
     grid = torch.stack(torch.broadcast_tensors(x, y), dim=-1)
-    enlarged = F.grid_sample(
-        images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False
-    )
-    return enlarged.to(images.dtype)
+    crops = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+    return crops.to(images.dtype)
 
 
 @dataclass(frozen=True)
 class CosPlaceAugmentation:
     """Color jitter and random resized crop with the settings of CosPlace.
 
-    Calling it augments N×3×H×W, uint8 or float in [0, 1], on any device, and returns float N×3×size in
-    [0, 1], not normalized yet.
+    A call augments images N×3×H×W (uint8, or float in [0, 1]) on any device. It returns float N×3×size in
+    [0, 1], not normalized.
     """
 
     size: int | tuple[int, int] = 512

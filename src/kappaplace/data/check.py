@@ -48,7 +48,7 @@ class TableSummary:
     """Number of place labels."""
     conditions: int
     """Number of conditions."""
-    extent_metres: tuple[float, float]
+    extent_meters: tuple[float, float] = field(metadata=stored("extent_metres"))
     """Width and height of the area in metres; of the largest zone, if there are several."""
     positives: str
     """How positives are defined: "given", or the radius."""
@@ -67,7 +67,7 @@ class TableProblems:
     problems: tuple[str, ...]
     """One message per problem."""
     warnings: tuple[str, ...]
-    """One message per number that differs from an unverified number of the protocol."""
+    """One message per count that differs from the protocol, if the protocol's count is not verified."""
     corrupt: tuple[str, ...] | None = field(default=None, metadata=optional())
     """One message per image that cannot be decoded; None if images were not decoded."""
 
@@ -102,7 +102,7 @@ def summarize(table: PlaceImages, policy: NoPositives = NoPositives.FAIL) -> Tab
         with_timestamp=int(np.isfinite(table.timestamp).sum()),
         places=len(np.unique(table.place[table.place >= 0])),
         conditions=len(np.unique(table.condition)),
-        extent_metres=_extent(table),
+        extent_meters=_extent(table),
         positives="given" if table.given_positives is not None else f"within {table.radius:g} m",
         positives_per_query=float(positives.counts.mean()) if positives.queries else 0.0,
         queries_without_positives=evaluated.without_positives,
@@ -139,7 +139,7 @@ def find_problems(
     paths = table.image_paths()
     missing = _missing(paths) if images or decode else []
     if missing:
-        problems.append(f"{len(missing):,} of {len(table):,} images are missing, the first is {missing[0]}")
+        problems.append(f"{len(missing):,} of {len(table):,} images are missing (the first: {missing[0]})")
     corrupt = _corrupt(sorted(set(paths) - set(missing))) if decode else None
     if corrupt:
         problems.append(f"{len(corrupt):,} of {len(table):,} images cannot be decoded")

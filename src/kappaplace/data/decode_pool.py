@@ -1,6 +1,6 @@
 """Processes that decode images for a loader.
 
-They help on machines with many cores, because the lock of one Python interpreter keeps only a few busy.
+They help on machines with many cores: because of its lock, one Python interpreter keeps only a few busy.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ _START_S = 60.0
 # Starting takes a few tenths of a second, so idle processes wait this long for another pass.
 IDLE_S = 10.0
 _TASKS_PER_WORKER = 2  # tasks queued at a process: it continues while the interpreter of the parent is busy
-_LONGEST_PATH = (
-    2000  # so that a few paths fit into one packet; images with longer paths are read by the parent
-)
+# A few paths must fit into one packet; images with longer paths are read by the parent.
+_LONGEST_PATH = 2000
 
 Result: TypeAlias = "Pixels | KappaPlaceError"
 Results: TypeAlias = "Sequence[Result | None]"
@@ -67,7 +66,7 @@ def available() -> bool:
 class DecodeProcesses:
     """Processes that decode the images of one pass over a loader, until `close`.
 
-    They also end with this process, however it ends, and leave nothing behind: their memory has no name.
+    They also end if this process is killed, and they leave no files and no shared memory behind.
     """
 
     def __init__(self, workers: list[_Worker], home: tuple[int, str]) -> None:
@@ -121,7 +120,7 @@ class DecodeProcesses:
             if self._batches is not None:
                 self._batches.close()
 
-    def room(self, shape: tuple[int, ...]) -> tuple[Pixels | None, int | None]:
+    def take_buffer(self, shape: tuple[int, ...]) -> tuple[Pixels | None, int | None]:
         """Return a free batch N×H×W×3 of the shared memory and its offset; None for both if none is free."""
         batch = None if self._batches is None else self._batches.take(shape)
         return (None, None) if batch is None else batch
@@ -149,7 +148,7 @@ class DecodeProcesses:
         return job.future
 
     def close(self, keep: bool = False) -> None:
-        """End the processes; with `keep`, all their tasks are done, so they may wait for another pass."""
+        """End the processes; with `keep`, let them wait for another pass if all their tasks are done."""
         if not (keep and self._become_idle()) and self._home[0] == os.getpid():
             with self._lock:
                 self._closing = True
@@ -168,7 +167,7 @@ class DecodeProcesses:
         return True
 
     def _expire(self) -> bool:
-        """Return True, once, if no other pass has started in time."""
+        """Return whether the processes have waited too long for another pass; True at most once."""
         with _idle_lock:
             if self not in _idle or time.monotonic() - self._idle_since < IDLE_S:
                 return False

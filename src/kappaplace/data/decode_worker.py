@@ -31,7 +31,7 @@ READY = b"ready"
 _PARENT_CHECK_S = 5.0
 
 Pixels: TypeAlias = NDArray[np.uint8]
-"""H×W×3, or several such images."""
+"""Pixels of one image, H×W×3, or of several."""
 Size: TypeAlias = tuple[int, int]
 """Height and width."""
 Answer: TypeAlias = list[Size | None]

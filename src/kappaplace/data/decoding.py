@@ -1,20 +1,22 @@
-"""Decode any image file, encoded bytes, Pillow image or array to an upright 8-bit RGB image.
+"""Decode any image file, encoded bytes, Pillow image or array to upright 8-bit RGB, and make thumbnails.
 
 HEIC photos, as phones write them, need an optional extra, which is loaded only for such a photo.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError, import_extra
 
 Path: TypeAlias = "str | os.PathLike[str]"
 Source: TypeAlias = "Path | bytes | Image.Image | NDArray[np.number]"
@@ -45,8 +47,8 @@ _UPRIGHT = {
 def open_image(source: Path | bytes, formats: Sequence[str] | None = None) -> Image.Image:
     """Open a file or encoded bytes with Pillow, including HEIC.
 
-    The content decides, not the suffix: phones and messengers rename HEIC to .jpg. Pillow fails to identify
-    such a file without the plug-in, so other formats pay nothing for the check.
+    The content determines the format, not the suffix, because phones and messengers rename HEIC to .jpg. The
+    plug-in for HEIC is loaded only if Pillow cannot identify the file.
 
     Args:
         source: A path, or encoded bytes.
@@ -82,11 +84,7 @@ def is_heif(source: Path | bytes) -> bool:
 
 def enable_heif() -> None:
     """Register HEIC with Pillow. Further calls have no effect."""
-    try:
-        from pillow_heif import register_heif_opener
-    except ImportError:
-        raise MissingExtra("Reading HEIC photos", "heic") from None
-    register_heif_opener()
+    import_extra("pillow_heif", "Reading HEIC photos", "heic").register_heif_opener()
 
 
 def decode(
@@ -127,9 +125,7 @@ def decode(
     except KappaPlaceError:
         raise
     except FileNotFoundError:
-        raise KappaPlaceError(
-            f"No image file at {name}. Check the path and the folder to which it is relative."
-        ) from None
+        raise KappaPlaceError(f"No image file at {name}. Check the path.") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large(name, "more pixels than any photo", max_pixels) from None
     except UnidentifiedImageError:
@@ -224,7 +220,76 @@ def _from_array(array: NDArray[np.number], max_pixels: int) -> Image.Image:
     elif array.dtype == np.uint16:
         array = np.rint(array / 257.0).astype(np.uint8)
     elif array.dtype != np.uint8:
-        raise KappaPlaceError(
-            f"Cannot decode {name} of {array.dtype}. Pass uint8, uint16 or float in [0, 1]."
-        )
+        raise KappaPlaceError(f"Cannot decode {array.dtype} pixels. Pass uint8, uint16 or float in [0, 1].")
     return Image.fromarray(np.ascontiguousarray(array))
+
+
+THUMBNAIL_SIZE = (240, 180)
+"""Width and height in pixels: a card of the gallery on a phone with two pixels per point."""
+QUALITY, LABEL_QUALITY = 78, 80
+
+
+@dataclass(frozen=True, eq=False)
+class Thumbnail:
+    """One small image, as pixels for a figure and as bytes for a page."""
+
+    pixels: NDArray[np.uint8]
+    """H×W×3."""
+    jpeg: bytes
+    """The image as an encoded JPEG."""
+
+    @property
+    def data(self) -> str:
+        """Data URL of the JPEG."""
+        return "data:image/jpeg;base64," + base64.b64encode(self.jpeg).decode("ascii")
+
+
+def thumbnail(path: str) -> Thumbnail | None:
+    """Load an image and crop it to the shape of a card.
+
+    Args:
+        path: The image.
+
+    Returns:
+        The image at `THUMBNAIL_SIZE`; None if it cannot be decoded.
+    """
+    width, height = THUMBNAIL_SIZE
+    image = _decoded(path, (height, width))
+    if image is None:
+        return None
+    scale = min(image.width / width, image.height / height)
+    left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
+    box = (left, top, min(left + width * scale, image.width), min(top + height * scale, image.height))
+    card = image.resize(THUMBNAIL_SIZE, Image.Resampling.BILINEAR, box=box)
+    return Thumbnail(np.asarray(card), jpeg_of(card, QUALITY))
+
+
+def small_image(path: str, most: int) -> bytes | None:
+    """Load an image and reduce it.
+
+    Args:
+        path: The image.
+        most: Longest side of the result in pixels.
+
+    Returns:
+        The whole image as a JPEG; None if it cannot be decoded.
+    """
+    image = _decoded(path, (most, most))
+    if image is None:
+        return None
+    image.thumbnail((most, most), Image.Resampling.LANCZOS)
+    return jpeg_of(image)
+
+
+def jpeg_of(image: Image.Image, quality: int = LABEL_QUALITY) -> bytes:
+    """Return an image as an encoded JPEG."""
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality, optimize=True)
+    return buffer.getvalue()
+
+
+def _decoded(path: str, target: tuple[int, int]) -> Image.Image | None:
+    try:
+        return decode(path, target=target) if path else None
+    except KappaPlaceError:
+        return None

@@ -22,15 +22,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kappaplace.checks import choice, within
 from kappaplace.data.augment import grayscale
 from kappaplace.data.randomness import Keys, Stream, Uniforms, checked_keys, item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 
 Draw: TypeAlias = Callable[..., Tensor]
-"""Source of uniform numbers in [0, 1): called with a shape, it returns new ones."""
+"""Function that returns new uniform numbers in [0, 1), for a shape."""
 Degradation: TypeAlias = Callable[[Tensor, Tensor, Draw], Tensor]
-"""One kind: called with images N×3×H×W in [0, 1], levels N×1×1×1 and a source of random numbers, it returns
-degraded images, possibly outside [0, 1]."""
+"""Function of one kind: it gets images N×3×H×W in [0, 1], levels N×1×1×1 and a source of random numbers, and
+returns degraded images, possibly outside [0, 1]."""
 
 
 class Degraded(NamedTuple):
@@ -59,12 +60,12 @@ def night(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
 
 
 def fog(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
-    """Add airlight by Koschmieder's law; denser towards the top, where scenes are usually farther away."""
+    """Add fog by Koschmieder's law, denser towards the top, where scenes are usually farther away."""
     air, patches = 0.7 + 0.25 * draw(len(images), 1, 1, 1), draw(len(images), 1, 4, 4)
     y, _ = _grid(images)
     depth = (0.7 - 0.5 * y) * (0.7 + 0.6 * _stretch(patches, images))
-    seen = torch.exp(-5.0 * level * depth)
-    return images * seen + air * (1 - seen)
+    visible = torch.exp(-5.0 * level * depth)
+    return images * visible + air * (1 - visible)
 
 
 def rain(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
@@ -99,7 +100,7 @@ def blur(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
 
 
 def discrete_gaussian(variance: Tensor, radius: int) -> Tensor:
-    """Return the Gaussian of the integer grid, exp(−t) I_n(t), for variances N×1: N×(2·radius + 1).
+    """Return the kernels N×(2·radius + 1) of the discrete Gaussian, exp(−t) I_n(t), for variances N×1.
 
     Unlike a sampled Gaussian, it blurs by the correct amount even if σ is a fraction of a pixel. It is
     computed from its transfer function exp(t (cos θ − 1)).
@@ -189,10 +190,8 @@ def degrade(
         )
     kind = _kind_indices(kinds, len(images))
     level = torch.as_tensor(levels, dtype=torch.float32).cpu().expand(len(images))
-    if not bool(((level >= 0) & (level <= 1)).all()):
-        raise KappaPlaceError(
-            f"levels must be between 0 and 1, got {float(level.min()):g} to {float(level.max()):g}."
-        )
+    for extreme in (level.min(), level.max()) if len(level) else ():
+        within(float(extreme), "levels", 0, 1)
     if keys is not None:
         keys = checked_keys(keys, len(images), generator)
     out = images.clone()
@@ -274,16 +273,11 @@ def _kind_indices(kinds: str | Sequence[str] | Tensor, count: int) -> Tensor:
         indices = kinds.cpu().long()
     else:
         names = [kinds] * count if isinstance(kinds, str) else list(kinds)
-        unknown = sorted(map(str, set(names) - set(DEGRADATIONS)))
-        if unknown:
-            raise KappaPlaceError(
-                f"Unknown degradations: {', '.join(unknown)}. Choose from: {', '.join(DEGRADATIONS)}."
-            )
+        for name in names:
+            choice(name, DEGRADATIONS, "degradation")
         indices = torch.tensor([DEGRADATIONS.index(name) for name in names], dtype=torch.long)
     if indices.shape != (count,) or not bool(((indices >= -1) & (indices < len(DEGRADATIONS))).all()):
-        raise KappaPlaceError(
-            f"Expected one degradation for each of the {count} images, as names or indices."
-        )
+        raise KappaPlaceError(f"Expected one degradation per image ({count}), as names or indices.")
     return indices
 
 

@@ -49,9 +49,7 @@ def frame_codes(frame: str) -> tuple[int, ...]:
     matches = [_FRAME.fullmatch(part) for part in frame.split(",")]
     codes = tuple(int(match[1]) for match in matches if match)
     if len(codes) != len(matches):
-        raise KappaPlaceError(
-            f"Unknown frame {frame!r}. Write local, EPSG:32632, or several as EPSG:32610,EPSG:32633."
-        )
+        raise KappaPlaceError(f"Unknown frame {frame!r}. Write local, EPSG:32610 or EPSG:32610,EPSG:32633.")
     return codes
 
 

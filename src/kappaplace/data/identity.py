@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
+from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file, why
 from kappaplace.progress import track
 
 DIGEST = np.dtype("V16")  # 128 bits: no two images have the same digest by accident
@@ -46,21 +46,23 @@ def file_digest(path: str) -> NDArray[np.uint8]:
         return np.zeros(DIGEST.itemsize, np.uint8)
 
 
-def same_file(path: str, now: NDArray[np.int64], then: NDArray[np.int64], digest: NDArray[np.uint8]) -> bool:
+def same_file(
+    path: str, current: NDArray[np.int64], recorded: NDArray[np.int64], digest: NDArray[np.uint8]
+) -> bool:
     """Return whether a file is unchanged: by size and time, or by its content if only the time differs.
 
     Args:
         path: The file.
-        now: Current size and modification time of the file, from `file_stats`.
-        then: Recorded size and modification time of the file.
+        current: Current size and modification time of the file, from `file_stats`.
+        recorded: Recorded size and modification time of the file.
         digest: Recorded digest of the content of the file.
 
     Returns:
         Whether the file is unchanged.
     """
-    if bool((now == then).all()):
+    if bool((current == recorded).all()):
         return True
-    return int(now[0]) == int(then[0]) >= 0 and bool((file_digest(path) == digest).all())
+    return int(current[0]) == int(recorded[0]) >= 0 and bool((file_digest(path) == digest).all())
 
 
 def image_digests(paths: Sequence[str], folder: Path) -> NDArray[np.void]:
@@ -105,7 +107,7 @@ def _list_digest(paths: Sequence[str]) -> str:
 
 
 def _load(record: Path, stats: NDArray[np.int64]) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-    """Return stored digests, and for which files they are still valid."""
+    """Return the stored digests, and which of them are still valid."""
     digests, valid = np.zeros(len(stats), DIGEST), np.zeros(len(stats), bool)
     try:
         with np.load(record) as stored:
@@ -133,7 +135,7 @@ def _read(paths: Sequence[str], rows: NDArray[np.int64]) -> NDArray[np.void]:
         try:
             digests[i] = _content_digest(path)
         except OSError as error:
-            raise KappaPlaceError(f"Cannot read {path}: {os.strerror(error.errno or 0)}.") from None
+            raise KappaPlaceError(f"Cannot read {path} ({why(error)}). Check the file.") from None
     return digests
 
 

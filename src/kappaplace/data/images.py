@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from kappaplace.checks import choice
 from kappaplace.data.decoding import HEIF as HEIF
 from kappaplace.data.decoding import Source as Source
 from kappaplace.data.decoding import decode as decode
@@ -42,7 +43,7 @@ class Resize(NamedTuple):
 class Preprocessing:
     """Conversion of an image to model input. It is stored with every model, so the two always match.
 
-    Calling it returns float32 3×H×W, normalized. To normalize on the device of the model, load with
+    A call returns an image as normalized float32 3×H×W. To normalize on the device of the model, load with
     `to_uint8` and call `normalize` on the batch, which transfers a quarter of the bytes.
 
     >>> Preprocessing(size=512, mode="shorter").output_size(480, 640)
@@ -55,7 +56,7 @@ class Preprocessing:
     """"none": native size. "exact": to `size`, ignoring the aspect. "shorter" or "longer": that side to
     `size`, preserving the aspect. "crop": cover `size`, preserving the aspect, and crop the center."""
     interpolation: Interpolation = "bilinear"
-    """With antialiasing, except "nearest"."""
+    """Method of resizing; all except "nearest" use antialiasing."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Mean of each channel, subtracted from pixels in [0, 1]. Default: ImageNet."""
     std: tuple[float, float, float] = IMAGENET_STD
@@ -99,11 +100,8 @@ class Preprocessing:
         if not isinstance(values, dict):
             raise KappaPlaceError(f"Preprocessing must be a mapping of settings, got {values!r}.")
         names = [field.name for field in fields(cls)]
-        unknown = sorted(map(str, set(values) - set(names)))
-        if unknown:
-            raise KappaPlaceError(
-                f"Unknown preprocessing settings: {', '.join(unknown)}. Choose from: {', '.join(names)}."
-            )
+        for name in values:
+            choice(name, names, "preprocessing setting")
         try:
             return cls(**values)
         except TypeError as error:  # a list instead of a word, a fraction as a size
@@ -175,9 +173,7 @@ class Preprocessing:
         resize = self.resizing(image.height, image.width)
         if resize.before == resize.after:
             return image
-        return image.resize(
-            resize.after[::-1], Image.Resampling[resize.interpolation.upper()], box=resize.box
-        )
+        return image.resize(resize.after[::-1], Image.Resampling[resize.interpolation.upper()], resize.box)
 
     def resizing(self, height: int, width: int) -> Resize:
         """Return the operation by which `resized` resizes an image.
@@ -228,7 +224,7 @@ class Preprocessing:
         return batch.to(torch.float32).mul(1 / (full * std)).sub_(mean / std)
 
     def __call__(self, source: Source) -> torch.Tensor:
-        """Return float32 3×H×W, normalized."""
+        """Return an image as normalized float32 3×H×W."""
         return self.normalize(self.to_uint8(source)).contiguous()
 
     def _pair(self) -> tuple[int, int]:
@@ -249,11 +245,10 @@ def _three_numbers(values: tuple[float, float, float]) -> bool:
 
 
 def _check(p: Preprocessing) -> None:
+    choice(p.mode, ResizeMode, "mode of resizing")
+    choice(p.interpolation, Interpolation, "interpolation")
     sides = (p.size,) if isinstance(p.size, int) else p.size
     problems = {
-        f"mode must be one of {', '.join(get_args(ResizeMode))}": p.mode not in get_args(ResizeMode),
-        f"interpolation must be one of {', '.join(get_args(Interpolation))}": p.interpolation
-        not in get_args(Interpolation),
         "size must be None with mode 'none', and only then": (p.mode == "none") != (sides is None),
         "size must be one or two positive integers (height, width)": sides is not None
         and not (len(sides) in (1, 2) and all(isinstance(n, int) and n > 0 for n in sides)),

@@ -1,4 +1,4 @@
-"""Batches of images at the speed of decoding: threads or processes, a bounded window, order preserved."""
+"""Load images as batches, in order, with threads or processes that decode a few batches ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kappaplace.checks import choice
+from kappaplace.checks import choice, within
 from kappaplace.data.decode_pool import DecodeProcesses, Result, Results, available
 from kappaplace.data.decode_worker import Pass, Pixels, Spares, unpack
 from kappaplace.data.decoding import Source
@@ -67,7 +67,7 @@ class Workers:
 
 
 class Threads:
-    """Threads of this process. With a count of 0, `submit` decodes immediately."""
+    """Decoding threads of this process. With a count of 0, `submit` decodes immediately."""
 
     def __init__(
         self, count: int, spares: Spares, load: Callable[[list[int], Pixels | None], list[Result]]
@@ -77,7 +77,7 @@ class Threads:
         self.load = load
         self.pool = ThreadPoolExecutor(count or 1, thread_name_prefix="decode")
 
-    def room(self, shape: tuple[int, ...]) -> tuple[Pixels, None]:
+    def take_buffer(self, shape: tuple[int, ...]) -> tuple[Pixels, None]:
         """Return an array for a batch N×H×W×3, and None, because threads need no offset in shared memory."""
         return self.spares.take(shape), None
 
@@ -94,7 +94,7 @@ class Threads:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
-Crew: TypeAlias = Threads | DecodeProcesses
+Decoders: TypeAlias = Threads | DecodeProcesses
 """Workers that decode the images of one pass."""
 
 
@@ -134,13 +134,9 @@ class ImageLoader:
         unresized: tuple[int, int] | None = None,
     ) -> None:
         options = workers if isinstance(workers, Workers) else Workers(workers)
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("prefetch", options.prefetch, 1),
-            ("workers", options.count or 0, 0),
-        ):
-            if value < least:
-                raise KappaPlaceError(f"{name} must be at least {least}, got {value}.")
+        within(batch_size, "batch_size", 1)
+        within(options.prefetch, "prefetch", 1)
+        within(options.count or 0, "workers", 0)
         choice(on_error, OnError, "on_error")
         self.paths = paths
         self.preprocessing = preprocessing
@@ -188,20 +184,20 @@ class ImageLoader:
         """Yield batches of rows in order, with at most `prefetch` of them in progress."""
         rows = iter(range(len(self.paths)) if self.rows is None else self.rows)
         batches = iter(lambda: [int(row) for row in islice(rows, min(self.batch_size, sys.maxsize))], [])
-        crew = self._crew()
+        decoders = self._decoders()
         finished = False
         try:
-            ahead = deque(self._start(batch, crew) for batch in islice(batches, self.workers.prefetch))
+            ahead = deque(self._start(batch, decoders) for batch in islice(batches, self.workers.prefetch))
             while ahead:
                 block = ahead.popleft()
                 wait(block.futures)
-                ahead.extend(self._start(batch, crew) for batch in islice(batches, 1))
+                ahead.extend(self._start(batch, decoders) for batch in islice(batches, 1))
                 yield block
             finished = True
         finally:  # also if the consumer stops early
-            crew.close(keep=finished)
+            decoders.close(keep=finished)
 
-    def _crew(self) -> Crew:
+    def _decoders(self) -> Decoders:
         """Return the workers of a pass."""
         if self._in_processes():
             count = self._threads
@@ -228,9 +224,7 @@ class ImageLoader:
             and all(issubclass(kind, str | os.PathLike) for kind in set(map(type, self.paths)))
         )
         if processes and not possible:
-            raise KappaPlaceError(
-                "Decoding in processes needs Linux and a list of paths. Use threads instead."
-            )
+            raise KappaPlaceError("Decoding in processes needs Linux and a list of paths. Use threads.")
         count = self._count()
         many = min(self._threads, usable_cores()) > ENOUGH_THREADS and (count is None or count > FEW_IMAGES)
         return possible and (processes or many)
@@ -241,22 +235,22 @@ class ImageLoader:
             return len(self.paths)
         return len(self.rows) if isinstance(self.rows, Sized) else None
 
-    def _start(self, rows: list[int], crew: Crew) -> _Block:
+    def _start(self, rows: list[int], decoders: Decoders) -> _Block:
         rows = [row for row in rows if row not in self._unreadable]
         size = Pass(self.preprocessing, self.unresized).size
         # If all images get the same size, they are decoded into the batch: no copy and no other memory.
-        buffer, offset = (None, None) if size is None else crew.room((len(rows), *size, 3))
+        buffer, offset = (None, None) if size is None else decoders.take_buffer((len(rows), *size, 3))
         # A task is a few images: with single images, threads spend a few percent on waking each other.
-        step = max(1, min(4, len(rows) // max(crew.count, 1)))
+        step = max(1, min(4, len(rows) // max(decoders.count, 1)))
         futures = []
         for start in range(0, len(rows), step):
             part = rows[start : start + step]
             out = None if buffer is None else buffer[start : start + step]
-            if isinstance(crew, Threads):
-                futures.append(crew.submit(part, out))
+            if isinstance(decoders, Threads):
+                futures.append(decoders.submit(part, out))
                 continue
             at = None if offset is None or buffer is None else offset + start * buffer[0].size
-            futures.append(crew.submit([self.paths[row] for row in part], out, at))
+            futures.append(decoders.submit([self.paths[row] for row in part], out, at))
         return _Block(rows, buffer, futures)
 
     def _load(self, rows: list[int], out: Pixels | None) -> list[Result]:

@@ -10,22 +10,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kappaplace.checks import choice
 from kappaplace.errors import KappaPlaceError
-from kappaplace.types import Json
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
 
 Numbers: TypeAlias = NDArray[np.number]
 Circle: TypeAlias = tuple[float, float, float]
-"""x, y and radius in metres; the rim is inside."""
+"""Circle as x, y and radius in metres; points on the rim are inside."""
 Rule: TypeAlias = tuple[Sequence[Numbers] | Numbers, float, Numbers | None]
-"""Columns (empty for row numbers), how much they may differ, and routes that must be the same."""
+"""Columns to compare (empty for row numbers), their largest difference, and routes that must be equal."""
 Kind = Literal["metres", "frames", "self"]
 FARTHEST = 1e9
 """Largest size of a neighborhood in metres or frames: more than any distance on Earth."""
@@ -44,10 +44,7 @@ class Neighborhood:
     """The distance in metres or frames, inclusive; 0 for "self"."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise KappaPlaceError(
-                f"Unknown kind of neighborhood {self.kind!r}. Choose from: metres, frames, self."
-            )
+        choice(self.kind, Kind, "kind of neighborhood")
         value = 0.0 if self.kind == "self" else float(self.value)
         if not 0.0 <= value <= FARTHEST:
             raise KappaPlaceError(
@@ -74,9 +71,7 @@ class Neighborhood:
         """
         kind, _, value = text.partition(":")
         if kind != "self" and not value:
-            raise KappaPlaceError(
-                f"Neighborhood {text!r} has no size. Write it as metres:25, frames:5 or self."
-            )
+            raise KappaPlaceError(f"Neighborhood {text!r} has no size. Write metres:25, frames:5 or self.")
         try:
             return cls(kind, float(value or 0))  # type: ignore[arg-type]
         except ValueError:
@@ -85,17 +80,9 @@ class Neighborhood:
     def __str__(self) -> str:
         return self.kind if self.kind == "self" else f"{self.kind}:{self.value:g}"
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the rule as JSON values.
-
-        Returns:
-            ``kind`` and ``value``.
-        """
-        return {"kind": self.kind, "value": self.value}
-
 
 def within(gaps: Sequence[Numbers], reach: ArrayLike) -> NDArray[np.bool_]:
-    """Return whether points are at most a distance apart; never for NaN.
+    """Return whether points are at most a distance apart; points with NaN never are.
 
     >>> within([np.array([3.0, np.nan]), np.array([4.0, 0.0])], 5.0).tolist()
     [True, False]
@@ -114,7 +101,7 @@ def within(gaps: Sequence[Numbers], reach: ArrayLike) -> NDArray[np.bool_]:
 
 
 class Near:
-    """Test whether references show the same place: ``near(a, b)`` for rows that broadcast.
+    """Rule that decides whether references show the same place: ``near(a, b)`` for rows that broadcast.
 
     An image is always near itself. By metres, an image without a position (NaN) is near no other image;
     frames of different routes are never near each other. The columns are not copied: changing them changes
@@ -129,19 +116,19 @@ class Near:
         self._rules, self.positions = rules, positions
 
     @classmethod
-    def metres(cls, positions: Numbers, radius: float, travelled: Numbers | None = None) -> Near:
+    def meters(cls, positions: Numbers, radius: float, traveled: Numbers | None = None) -> Near:
         """Return the rule that compares positions.
 
         Args:
             positions: Position of each row in metres, N×2 or N×3.
             radius: Largest distance in metres.
-            travelled: Metres along a drive, N. Rows that were passed within ``radius`` metres of driving are
+            traveled: Metres along a drive, N. Rows that were passed within ``radius`` metres of driving are
                 then near, too, whatever their estimated positions are.
 
         Returns:
             The rule.
         """
-        along: list[Rule] = [] if travelled is None else [([travelled], radius, None)]
+        along: list[Rule] = [] if traveled is None else [([traveled], radius, None)]
         return cls((positions.T, radius, None), *along, positions=positions)
 
     @classmethod
@@ -176,7 +163,7 @@ class Near:
             The rule for these rows.
         """
         if neighborhood.kind == "metres":
-            return cls.metres(positions(), neighborhood.value)
+            return cls.meters(positions(), neighborhood.value)
         return cls.frames(neighborhood.value, *frames()) if neighborhood.kind == "frames" else cls()
 
     def __call__(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.bool_]:
@@ -231,7 +218,5 @@ def checked_circle(area: Circle) -> Circle:
     except (TypeError, ValueError):
         raise KappaPlaceError(f"area must be x, y and a radius, got {area!r}.") from None
     if not all(map(math.isfinite, (x, y, radius))) or radius < 0:
-        raise KappaPlaceError(
-            f"area must have a finite x and y and a finite radius of at least 0, got {area}."
-        )
+        raise KappaPlaceError(f"area must have a finite x and y and a radius of at least 0, got {area}.")
     return x, y, min(radius, LARGEST)

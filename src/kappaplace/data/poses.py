@@ -40,9 +40,7 @@ def check_poses(poses: ArrayLike, name: str = "poses") -> Poses:
     if values.shape[-1] == SPATIAL:
         length = np.linalg.norm(values[..., 3:], axis=-1, keepdims=True)
         if (length < 1e-6).any():
-            raise KappaPlaceError(
-                f"Some {name} have a quaternion of length 0. Check the order of the columns."
-            )
+            raise KappaPlaceError(f"Some {name} have a quaternion of length 0. Check the order of columns.")
         values = np.concatenate([values[..., :3], values[..., 3:] / length], axis=-1)
     return values
 
@@ -113,7 +111,7 @@ def pose_positions(poses: Poses) -> Poses:
     return poses[..., :2] if poses.shape[-1] == PLANAR else poses[..., :3]
 
 
-def distance_travelled(poses: Poses) -> Poses:
+def distance_traveled(poses: Poses) -> Poses:
     """Return the distance travelled up to each pose.
 
     Args:

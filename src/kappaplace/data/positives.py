@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -40,21 +40,15 @@ class Positives:
         indptr = np.asarray(self.indptr, dtype=np.int64)
         raw = np.asarray(self.indices)
         if indptr.ndim != 1 or len(indptr) == 0 or indptr[0] != 0 or np.any(np.diff(indptr) < 0):
-            raise KappaPlaceError("Positives: indptr must start at 0 and never decrease.")
+            raise KappaPlaceError("indptr of positives must start at 0 and never decrease.")
         if raw.ndim != 1 or int(indptr[-1]) != len(raw):
-            raise KappaPlaceError(
-                f"Positives: indptr ends at {int(indptr[-1])}, but there are {len(raw)} indices."
-            )
+            raise KappaPlaceError(f"indptr of positives must end at {len(raw)}, got {int(indptr[-1])}.")
         _check_range(raw, self.references)
         indices = raw.astype(np.int32, copy=False)
         query = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-        rises = np.diff(indices) > 0
-        if not np.all(rises | (np.diff(query) > 0)):
-            order = np.lexsort((indices, query))
-            indices, query = indices[order], query[order]
-            first = np.ones(len(indices), dtype=bool)
-            first[1:] = (np.diff(indices) != 0) | (np.diff(query) != 0)
-            indices, query = indices[first], query[first]
+        if not np.all((np.diff(indices) > 0) | (np.diff(query) > 0)):
+            query, ordered = np.divmod(np.unique(query * self.references + indices), self.references)
+            indices = ordered.astype(np.int32)
             indptr = _indptr(np.bincount(query, minlength=len(indptr) - 1))
         object.__setattr__(self, "indptr", _frozen(indptr))
         object.__setattr__(self, "indices", _frozen(indices))
@@ -132,7 +126,7 @@ class Positives:
         rows = np.arange(len(indices)) if queries is None else np.asarray(queries, dtype=np.int64)
         if len(rows) != len(indices) or (len(rows) and (rows.min() < 0 or rows.max() >= self.queries)):
             raise KappaPlaceError(
-                f"The matches must be for queries 0 to {self.queries - 1}, one row per query, "
+                f"Expected one row of matches per query, for queries 0 to {self.queries - 1}, "
                 f"got {len(indices)} rows."
             )
         if not len(self.indices):
@@ -159,9 +153,7 @@ class Positives:
         new = np.full(self.references, -1, dtype=np.int64)
         new[references] = np.arange(len(references))
         if len(references) and int((new >= 0).sum()) != len(references):
-            raise KappaPlaceError(
-                "A row appears more than once in the selection. Select each reference only once."
-            )
+            raise KappaPlaceError("A row appears more than once in the selection. Select it only once.")
         counts = self.counts[queries]
         start = np.repeat(self.indptr[:-1][queries] - _indptr(counts)[:-1], counts)
         indices = new[self.indices[start + np.arange(int(counts.sum()))]]
@@ -214,18 +206,19 @@ def positives_within(
             "Use a smaller radius, and check that coordinates are metres."
         )
     indices: list[NDArray[np.int32]] = []
-    for rows in _with_progress(_blocks(query_rows, upper)):
-        local = cKDTree(queries[rows])
-        widest = radius + float(q_wide[rows].max()) + float(r_wide[reference_rows].max())
-        pairs = local.sparse_distance_matrix(tree, widest * (1 + 1e-9), output_type="ndarray")
-        query, reference = rows[pairs["i"]], reference_rows[pairs["j"]]
-        gap = queries[query] - references[reference]
-        limit = radius + q_wide[query] + r_wide[reference]
-        inside = within([gap[:, 0], gap[:, 1]], limit)
-        query, reference = query[inside], reference[inside]
-        order = np.lexsort((reference, query))
-        counts += np.bincount(query, minlength=len(queries))
-        indices.append(reference[order].astype(np.int32))
+    blocks = _blocks(query_rows, upper)
+    with track("Searching positives", len(blocks)) as bar:
+        for rows in blocks:
+            widest = radius + float(q_wide[rows].max()) + float(r_wide[reference_rows].max())
+            local = cKDTree(queries[rows])
+            pairs = local.sparse_distance_matrix(tree, widest * (1 + 1e-9), output_type="ndarray")
+            query, reference = rows[pairs["i"]], reference_rows[pairs["j"]]
+            limit = radius + q_wide[query] + r_wide[reference]
+            inside = within((queries[query] - references[reference]).T, limit)
+            query, reference = query[inside], reference[inside]
+            counts += np.bincount(query, minlength=len(queries))
+            indices.append(reference[np.lexsort((reference, query))].astype(np.int32))
+            bar.advance()
     return Positives(_indptr(counts), np.concatenate(indices), len(references))
 
 
@@ -233,9 +226,9 @@ class NoPositives(str, Enum):
     """Policy for queries that have no positive."""
 
     FAIL = "fail"
-    """Count them as failures, because no match can be correct (as the released code of the paper does)."""
+    """Count such queries as failures, as the released code of the paper does: no match can be correct."""
     SKIP = "skip"
-    """Omit them (as STUN does)."""
+    """Omit such queries, as STUN does."""
     ERROR = "error"
     """Raise an error."""
 
@@ -280,8 +273,8 @@ def apply_policy(positives: Positives, policy: NoPositives | str = NoPositives.F
     without = int(missing.sum())
     if policy is NoPositives.ERROR and without:
         raise KappaPlaceError(
-            f"{without:,} of {positives.queries:,} queries have no positive, the first one is query "
-            f"{int(np.argmax(missing))}. Choose the policy fail or skip, or use a larger radius."
+            f"{without:,} of {positives.queries:,} queries have no positive (the first: query "
+            f"{int(np.argmax(missing))}). Choose the policy fail or skip, or use a larger radius."
         )
     rows = np.flatnonzero(~missing) if policy is NoPositives.SKIP else np.arange(positives.queries)
     return EvaluatedQueries(rows, positives.queries, without, policy)
@@ -291,8 +284,8 @@ def _check_range(indices: NDArray[np.integer], references: int) -> None:
     if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= references):
         index = int(indices.min()) if int(indices.min()) < 0 else int(indices.max())
         raise KappaPlaceError(
-            f"Positives: reference index {index} is outside 0 … {references - 1}. References are counted "
-            f"from 0 in the order of the table, which has {references}."
+            f"The index of a reference must be between 0 and {references - 1}, got {index}. References are "
+            "counted from 0 in the order of the table."
         )
 
 
@@ -310,13 +303,6 @@ def _widening(accuracy: NDArray[np.floating] | None, rows: int) -> NDArray[np.fl
     if accuracy is None:
         return np.zeros(rows)
     return np.nan_to_num(np.asarray(accuracy, dtype=np.float64), nan=0.0)
-
-
-def _with_progress(blocks: list[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
-    with track("Searching positives", len(blocks)) as bar:
-        for block in blocks:
-            yield block
-            bar.advance()
 
 
 def _blocks(rows: NDArray[np.int64], pairs: NDArray[np.integer]) -> list[NDArray[np.int64]]:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from kappaplace.checks import choice
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.positives import NoPositives
+from kappaplace.data.readers import READERS, read_layout
+from kappaplace.data.readers.layout import number, read_rows
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Json
@@ -23,7 +26,6 @@ def with_city_conditions(table: PlaceImages) -> PlaceImages:
     `kappaplace city` writes a conditions.csv next to the folders of the splits: in the root of the table, or
     one level above if a single split was imported. Images that it does not list remain unchanged.
     """
-    from kappaplace.data.readers.text import number, read_rows
     from kappaplace_city.files import CONDITIONS_FILE
     from kappaplace_city.weather import WEIGHTS
 
@@ -86,9 +88,7 @@ class Protocol:
     @property
     def options(self) -> tuple[str, ...]:
         """Options that users may add, over all layouts."""
-        from kappaplace.data.readers import get_reader
-
-        names = {key for layout in self.layouts for key in get_reader(layout).options}
+        names = {key for layout in self.layouts for key in READERS[layout].options}
         return tuple(sorted(names & LOCATION_OPTIONS))
 
     def to_json(self) -> dict[str, Json]:
@@ -119,7 +119,7 @@ class ProtocolCheck:
 
     protocol: str
     table_hash: str
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
 
 _SF_XL = 2_805_840
@@ -219,8 +219,7 @@ def get_protocol(name: str) -> Protocol:
     Raises:
         KappaPlaceError: If there is no protocol of this name.
     """
-    if name not in PROTOCOLS:
-        raise KappaPlaceError(f"Unknown protocol {name!r}. Choose from: {', '.join(PROTOCOLS)}.")
+    choice(name, PROTOCOLS, "protocol")
     return PROTOCOLS[name]
 
 
@@ -240,7 +239,8 @@ def check_protocol(table: PlaceImages, name: str) -> ProtocolCheck:
     protocol = get_protocol(name)
     if table.given_positives is None and table.radius != protocol.radius:
         raise KappaPlaceError(
-            f"{name} requires positives within {protocol.radius:g} m, but the table has {table.radius:g} m."
+            f"{name} requires positives within {protocol.radius:g} m, but the table has {table.radius:g} m. "
+            "Import it again without a radius."
         )
     warnings = []
     for kind, count, expected in (
@@ -279,8 +279,6 @@ def read_protocol(
     Raises:
         KappaPlaceError: If no layout fits, an option is not allowed, or the check fails.
     """
-    from kappaplace.data.readers import read_layout
-
     protocol = get_protocol(name)
     locations = dict(options or {})  # not keywords, because a user might type the name of another parameter
     reasons = []
@@ -299,21 +297,19 @@ def read_protocol(
 
 def _fitting_layouts(protocol: Protocol, options: dict[str, str]) -> list[str]:
     """Return the layouts that support all the options; raise if an option would change the dataset."""
-    from kappaplace.data.readers import get_reader
-
     for key in options:
         if key in protocol.options:
             continue
-        exists = any(key in get_reader(layout).options for layout in protocol.layouts)
+        exists = any(key in READERS[layout].options for layout in protocol.layouts)
         problem = f"fixes {key}" if exists else f"has no option {key}"
         allowed = ", ".join(protocol.options) or "none"
         raise KappaPlaceError(f"The protocol {protocol.name} {problem}. Options that you can set: {allowed}.")
     part = protocol.layouts.get("pitts-mat", {}).get("split", "")
     if "mat" in options and part not in Path(options["mat"]).stem:
         raise KappaPlaceError(f"{protocol.name} needs a file named {part}*.mat, got {options['mat']}.")
-    fitting = [layout for layout in protocol.layouts if set(options) <= set(get_reader(layout).options)]
+    fitting = [layout for layout in protocol.layouts if set(options) <= set(READERS[layout].options)]
     if not fitting:
         raise KappaPlaceError(
-            f"No layout of {protocol.name} supports all of these options: {', '.join(options)}. Pass fewer."
+            f"No layout of {protocol.name} supports {', '.join(options)} together. Omit one."
         )
     return fitting

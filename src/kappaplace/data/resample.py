@@ -23,7 +23,7 @@ from kappaplace.data.images import Preprocessing, Resize
 from kappaplace.errors import KappaPlaceError
 
 MOST_TIMES = 4
-"""An image with more pixels than this many times the result is resized when it is decoded."""
+"""Largest ratio of pixels before and after; larger images are resized when they are decoded."""
 _BITS = 22
 _PIXELS_COMPARED = 4096
 

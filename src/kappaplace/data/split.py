@@ -9,31 +9,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.checks import choice
+from kappaplace.checks import checked_seed, choice
 from kappaplace.data.near import FARTHEST
-from kappaplace.data.split_groups import (
-    Fractions,
-    Rows,
-    SessionSource,
-    any_within,
-    assign_groups,
-    find_sessions,
-    ground_blocks,
-)
 from kappaplace.data.table import PlaceImages
 from kappaplace.data.table_io import TABLE_FORMATS
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help
 
+Rows: TypeAlias = NDArray[np.int64]
+Fractions: TypeAlias = dict[int, float]
+"""Part → its fraction of the images."""
 SplitBy = Literal["session", "time", "area"]
+SessionSource = Literal["auto", "condition", "time", "folder"]
 
 REFERENCES, CALIBRATION, TEST, DROPPED = 0, 1, 2, -1  # by area, 0 is train
 TIME_GAP = 60.0  # seconds removed before a cut, so that neighboring frames are not on both sides
+SESSION_GAP = 600.0  # seconds without an image after which a new session begins
+BLOCK_RADII = 20.0  # first side of the blocks, in radii of positives; halved until there are enough blocks
 QUERY_FRACTION = 0.3  # of the sessions, for a table without queries that is split by area
 _NAMES = {CALIBRATION: "calibration", TEST: "test"}
 _SPECIFIC = {
@@ -78,8 +75,7 @@ class SplitOptions:
         for name in ("gap", "block", "buffer", "sessions", "seed"):
             if getattr(self, name) is not None and name not in _SPECIFIC[self.by]:
                 raise KappaPlaceError(f"{name} has no effect on a split by {self.by}. Omit --{name}.")
-        if self.seed is not None and self.seed < 0:
-            raise KappaPlaceError(f"seed must not be negative, got {self.seed}.")
+        checked_seed(self.seed or 0)
         fractions = (self.calibration, self.test)
         if not all(0 <= part <= 1 for part in fractions) or sum(fractions) > 1 + 1e-9:
             raise KappaPlaceError(
@@ -113,9 +109,8 @@ class Split:
             KappaPlaceError: If the folder contains a part of an earlier split that would not be replaced.
         """
         files = {name: folder / f"{name}{suffix}" for name in self.parts}
-        for older in (
-            folder / f"{part}{kind}" for part in ("train", *_NAMES.values()) for kind in TABLE_FORMATS
-        ):
+        names = ("train", *_NAMES.values())
+        for older in (folder / f"{name}{kind}" for name in names for kind in TABLE_FORMATS):
             if older not in files.values() and older.exists():
                 raise KappaPlaceError(
                     f"{older} belongs to an earlier split, which may contain the same images. "
@@ -178,7 +173,7 @@ def _fractions(options: SplitOptions, *, rest: bool) -> Fractions:
 def _by_session(table: PlaceImages, options: SplitOptions) -> Split:
     queries = table.query_rows
     fractions = _fractions(options, rest=not len(queries))
-    sessions = find_sessions(table, options.sessions, options.gap)
+    sessions = find_sessions(table, options.sessions or "auto", options.gap)
     rows = queries if len(queries) else np.arange(len(table))
     part = np.full(len(table), REFERENCES, dtype=np.int64)
     part[rows] = assign_groups(
@@ -239,18 +234,17 @@ def _by_time(table: PlaceImages, options: SplitOptions) -> Split:
 
 
 def _moments(table: PlaceImages, gap: float | None) -> tuple[NDArray[np.float64], float, str]:
-    """Return when every image was taken, the gap before a cut, and their unit: seconds, otherwise frames."""
+    """Return the time of every image, the gap before a cut, and their unit: s, or frames without times."""
     if np.isfinite(table.timestamp).any():
         return table.timestamp, TIME_GAP if gap is None else gap, "s"
     routes = table.neighborhood.kind == "frames"
     if table.frame_number is None and not routes:
-        raise KappaPlaceError(
-            "The table has no timestamps and no frame numbers. Split it by session or by area."
-        )
+        raise KappaPlaceError("The table has no times and no frame numbers. Split it by session or area.")
     least = table.neighborhood.value if routes else 1.0
     if gap is not None and gap < least:
         raise KappaPlaceError(
-            f"A gap of {gap:g} frames would leak: it is smaller than the neighborhood {table.neighborhood}."
+            f"gap must be at least the neighborhood {table.neighborhood}, got {gap:g} frames. "
+            "Pass a larger --gap."
         )
     return table.frame_numbers().astype(np.float64), least if gap is None else gap, "frames"
 
@@ -290,7 +284,7 @@ def _with_queries(table: PlaceImages, options: SplitOptions) -> tuple[PlaceImage
     if len(table.query_rows) or table.given_positives is not None:
         return table, []
     try:
-        sessions = find_sessions(table, options.sessions)
+        sessions = find_sessions(table, options.sessions or "auto")
     except KappaPlaceError:
         return table, ["warning: the table has one session, so every part has references and no queries"]
     is_query = assign_groups(
@@ -300,9 +294,8 @@ def _with_queries(table: PlaceImages, options: SplitOptions) -> tuple[PlaceImage
         kind=f"sessions (detected by {sessions.source})",
         hint="Choose another --sessions",
     )
-    return replace(table, is_query=is_query == 1), [
-        f"queries are whole sessions, detected by {sessions.source}"
-    ]
+    note = f"queries are whole sessions, detected by {sessions.source}"
+    return replace(table, is_query=is_query == 1), [note]
 
 
 def _blocks(table: PlaceImages, fractions: Fractions, options: SplitOptions) -> tuple[Rows, str]:
@@ -310,7 +303,8 @@ def _blocks(table: PlaceImages, fractions: Fractions, options: SplitOptions) -> 
     buffer = table.radius if options.buffer is None else options.buffer
     if not table.radius <= buffer <= FARTHEST:
         raise KappaPlaceError(
-            f"A buffer of {buffer:g} m would leak: it must be at least the radius of {table.radius:g} m."
+            f"buffer must be at least the radius of {table.radius:g} m, got {buffer:g} m. "
+            "Pass a larger --buffer."
         )
     if options.block is not None and not options.block >= 2 * buffer:
         raise KappaPlaceError(
@@ -335,7 +329,7 @@ def _blocks(table: PlaceImages, fractions: Fractions, options: SplitOptions) -> 
 
 
 def _query_parts(table: PlaceImages, part: Rows) -> dict[str, PlaceImages]:
-    """Return the same references once with the calibration queries and once with the test queries."""
+    """Return two tables with the same references, one with calibration queries and one with test queries."""
     whole = table if len(table.query_rows) else replace(table, is_query=part > 0)
     return {
         name: _part(whole, np.flatnonzero((part == REFERENCES) | (part == number)), name)
@@ -346,3 +340,103 @@ def _query_parts(table: PlaceImages, part: Rows) -> dict[str, PlaceImages]:
 
 def _part(table: PlaceImages, rows: Rows, name: str) -> PlaceImages:
     return replace(table.select(rows), name=f"{table.name or 'table'}-{name}", protocol="")
+
+
+@dataclass(frozen=True, eq=False)
+class Sessions:
+    """Sessions of a table; ``len()`` returns their number."""
+
+    number: Rows
+    """Session of every row, from 0."""
+    source: str
+    """How the sessions were detected: "condition", "time" or "folder"."""
+
+    def __len__(self) -> int:
+        return int(self.number.max(initial=-1)) + 1
+
+
+def find_sessions(table: PlaceImages, source: SessionSource = "auto", gap: float | None = None) -> Sessions:
+    """Detect sessions by condition, by gaps in time or by folder.
+
+    Folders are never used automatically: they often contain one drive in pieces (one folder per hour, or per
+    thousand files), and a split between the pieces would leak.
+
+    Args:
+        table: The table.
+        source: How to detect sessions; "auto" tries the condition, then gaps in time.
+        gap: Seconds without an image that begin a new session. Default: 600.
+
+    Returns:
+        The sessions.
+
+    Raises:
+        KappaPlaceError: If "auto" detects only one session.
+    """
+    gap = SESSION_GAP if gap is None else gap
+    for kind in ("condition", "time") if source == "auto" else (source,):
+        sessions = Sessions(_session_numbers(table, kind, gap), kind)
+        if len(sessions) > 1 or source != "auto":
+            return sessions
+    raise KappaPlaceError(
+        f"The table has a single session: one condition and no gap in time longer than {gap:g} s. "
+        "Split it by time or by area, or pass --sessions folder if every folder is a separate drive."
+    )
+
+
+def _session_numbers(table: PlaceImages, kind: str, gap: float) -> Rows:
+    if kind == "condition":
+        return np.unique(table.condition, return_inverse=True)[1]
+    if kind == "folder":
+        return np.unique([path.rpartition("/")[0] for path in table.paths.tolist()], return_inverse=True)[1]
+    timed = np.isfinite(table.timestamp)
+    number = np.zeros(len(table), dtype=np.int64)
+    order = np.flatnonzero(timed)[np.argsort(table.timestamp[timed], kind="stable")]
+    starts = np.diff(table.timestamp[order], prepend=table.timestamp[order[:1]]) > gap
+    number[order] = np.cumsum(starts)
+    if not timed.all() and timed.any():  # images without a time are one more session
+        number[~timed] = number[order[-1]] + 1
+    return number
+
+
+def assign_groups(groups: Rows, fractions: Fractions, seed: int | None, *, kind: str, hint: str) -> Rows:
+    """Assign whole groups to parts, largest first, each to the part that lacks most of its fraction.
+
+    ``kind`` names the groups and ``hint`` gives advice in the message if there are fewer groups than parts.
+    """
+    numbers, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    if len(numbers) < len(fractions):
+        raise KappaPlaceError(f"{len(numbers)} {kind} are too few for {len(fractions)} parts. {hint}.")
+    shuffled = np.random.default_rng(seed or 0).permutation(len(numbers))
+    lack = {part: fraction * len(groups) for part, fraction in fractions.items()}
+    parts = np.zeros(len(numbers), dtype=np.int64)
+    order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
+    empty = set(fractions)
+    for left, group in zip(range(len(order), 0, -1), order, strict=True):
+        candidates = empty if left <= len(empty) else set(lack)
+        part = max(candidates, key=lambda p: (lack[p], -p))
+        parts[group] = part
+        lack[part] -= float(sizes[group])
+        empty.discard(part)
+    return parts[inverse]
+
+
+def ground_blocks(table: PlaceImages, block: float | None, buffer: float, parts: int) -> tuple[float, Rows]:
+    """Divide the ground into square blocks; return their side and the block of every image with a position.
+
+    The default side is 20 radii, halved until there are four blocks per part, but at least four buffers.
+    """
+    side = max(BLOCK_RADII * table.radius, 4 * buffer) if block is None else block
+    while True:
+        corners = np.floor(table.positions[table.posed] / side).astype(np.int64)
+        numbers = np.unique(corners, axis=0, return_inverse=True)[1].reshape(-1)
+        if block is not None or numbers.max() + 1 >= 4 * parts or side / 2 < 4 * buffer:
+            return side, numbers
+        side /= 2
+
+
+def any_within(points: NDArray[np.float64], others: NDArray[np.float64], reach: float) -> NDArray[np.bool_]:
+    """Return whether each point (N×2) is at most ``reach`` metres from any of the others (M×2)."""
+    from scipy.spatial import cKDTree
+
+    distance, _ = cKDTree(others).query(points, distance_upper_bound=reach * (1 + 1e-9))
+    return np.asarray(distance <= reach)

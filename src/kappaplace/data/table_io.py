@@ -1,4 +1,4 @@
-"""Table files: one Parquet file (large tables) or CSV file (to read and edit by eye), atomic and exact.
+"""Table files: one Parquet file (large tables) or CSV file (to read and edit by hand).
 
 Facts that are not columns (frame, radius, neighborhood, …) are stored in the same file: in Parquet's schema
 metadata under the key ``kappaplace``, in CSV in the first line ``# kappaplace {json}``.
@@ -221,9 +221,7 @@ def _check_types(path: Path, schema: pa.Schema) -> None:
 def _parquet_facts(path: Path, schema: pa.Schema) -> TableFacts:
     metadata: dict[bytes, bytes] = schema.metadata or {}
     if b"kappaplace" not in metadata:
-        raise KappaPlaceError(
-            f"{path} is Parquet but not a kappaplace table. Create one with `kappaplace data import`."
-        )
+        raise KappaPlaceError(f"{path} is not a kappaplace table. Create one with `kappaplace data import`.")
     return _parsed_facts(path, metadata[b"kappaplace"].decode("utf-8"))
 
 
@@ -269,9 +267,7 @@ def _read_csv(path: Path) -> tuple[Columns, list[list[int]] | None, TableFacts]:
         cells: dict[str, list[str]] = {name: [] for name in header}
         for number, row in enumerate(rows, start=3):
             if len(row) != len(header):
-                raise KappaPlaceError(
-                    f"{path} line {number} has {len(row)} cells, but the header has {len(header)}."
-                )
+                raise KappaPlaceError(f"{path} line {number} must have {len(header)} cells, got {len(row)}.")
             for name, cell in zip(header, row, strict=True):
                 cells[name].append(cell)
     columns = _empty_columns(len(cells.get("path", [])), header, path)
@@ -287,9 +283,7 @@ def _indices(path: Path, cell: str, row: int) -> list[int]:
     try:
         return [int(v) for v in cell.split()]
     except ValueError as error:
-        raise KappaPlaceError(
-            f"{path} line {row + 3}: its positives are not a list of indices ({error})."
-        ) from None
+        raise KappaPlaceError(f"{path} line {row + 3}: positives must be indices ({error}).") from None
 
 
 def _parsed(path: Path, name: str, values: list[str]) -> Column:
@@ -303,9 +297,7 @@ def _parsed(path: Path, name: str, values: list[str]) -> Column:
             raise ValueError(f"{next(v for v in values if v not in ('0', '1'))!r} is neither 0 nor 1")
         return np.array([int(v) for v in values], dtype=dtype)
     except (ValueError, OverflowError) as error:
-        raise KappaPlaceError(
-            f"{path}: column {name} contains a value that is not valid ({error})."
-        ) from None
+        raise KappaPlaceError(f"{path}: column {name} has an invalid value ({error}).") from None
 
 
 def _dtype(name: str) -> np.dtype:

@@ -1,4 +1,4 @@
-"""Evaluation of images, descriptors or similarity matrices: scores, metrics with intervals, comparisons."""
+"""Evaluation of models, descriptors or similarity matrices: scores, metrics with intervals, comparisons."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from kappaplace.evaluation.arrays import Labels as Labels
     from kappaplace.evaluation.arrays import evaluate_descriptors as evaluate_descriptors
     from kappaplace.evaluation.arrays import evaluate_matrices as evaluate_matrices
+    from kappaplace.evaluation.audit_files import read_answers as read_answers
+    from kappaplace.evaluation.audits import Audit as Audit
+    from kappaplace.evaluation.audits import OperatingPoint as OperatingPoint
+    from kappaplace.evaluation.audits import ScoredAnswers as ScoredAnswers
+    from kappaplace.evaluation.audits import audit as audit
     from kappaplace.evaluation.comparison import Cell as Cell
     from kappaplace.evaluation.comparison import ComparedSet as ComparedSet
     from kappaplace.evaluation.comparison import ComparisonTable as ComparisonTable
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from kappaplace.evaluation.measuring import measure as measure
     from kappaplace.evaluation.measuring import measure_set as measure_set
     from kappaplace.evaluation.measuring import warnings_of as warnings_of
+    from kappaplace.evaluation.options import AnswerFiles as AnswerFiles
+    from kappaplace.evaluation.options import AuditOptions as AuditOptions
     from kappaplace.evaluation.paper import PaperComparison as PaperComparison
     from kappaplace.evaluation.paper import compare_with_paper as compare_with_paper
     from kappaplace.evaluation.paper import paper_rows as paper_rows

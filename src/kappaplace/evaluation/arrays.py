@@ -1,4 +1,4 @@
-"""Evaluates similarity matrices and descriptors from files, and reads their positives."""
+"""Evaluation of similarity matrices and descriptors from files, and the files of their positives."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from kappaplace.files import telling
 from kappaplace.types import Embeddings, Json
 
 Array = NDArray[Any]
-"""An array from a file, of any type."""
+"""Array from a file, with values of any type."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels for descriptors or similarities from files: which references are correct."""
+    """Files that define which references are correct, for descriptors or similarities from files."""
 
     positives: Sequence[Path] = ()
     """Files with the correct references of each query, one per dataset."""
     tables: Sequence[Path] = ()
-    """Tables, one per dataset: they add positives, positions and images."""
+    """Tables, one per dataset, which provide positives, positions and images."""
     neighborhood: str = ""
     """Neighborhood of references that show the same place, without a table: "frames:5" or "self"."""
     root: Path | None = None
@@ -92,12 +92,14 @@ def evaluate_matrices(
     labels.check(len(files))
     tables = [labels.table_of(number) for number in range(len(files))]
     matrices = [read_similarities(file, method) for file in files]
-    if all(len(each) == 1 for each in matrices):  # a single matrix per file, whatever its name
+    if all(len(each) == 1 for each in matrices):  # a single matrix per file, whose name does not matter
         title = name or next(iter(matrices[0]))
         matrices = [dict(zip([title], each.values(), strict=True)) for each in matrices]
     methods = [each for each in matrices[0] if all(each in other for other in matrices)]
     if not methods:
-        raise KappaPlaceError(f"{files[0]} and the other files have no method in common. Pass --method NAME.")
+        raise KappaPlaceError(
+            f"{files[0]} and the other files have no method in common. Pass files with the same methods."
+        )
 
     def retrieve(number: int, matrix: NDArray[np.floating]) -> Retrieved:
         positives = labels.positives_of(number, matrix.shape[1])
@@ -165,7 +167,7 @@ def evaluate_descriptors(
 
 
 def _with_hash(retrieved: Retrieved) -> Retrieved:
-    """Add a hash of the positives, which shows whether two evaluations have the same queries."""
+    """Add a hash of the positives, by which evaluations with the same queries are detected."""
     if "hash" in retrieved.facts:
         return retrieved
     positives = retrieved.positives
@@ -176,7 +178,7 @@ def _with_hash(retrieved: Retrieved) -> Retrieved:
 
 
 def read_similarities(file: Path, method: str = "") -> dict[str, NDArray[np.floating]]:
-    """Read similarity matrices by name: a .npy file has one, an .npz file has one per method.
+    """Read similarity matrices by name. A .npy file has one, an .npz file has one per method.
 
     Args:
         file: File to read. The matrix of a .npy file is named after the file.
@@ -209,12 +211,12 @@ def _shapes(arrays: Mapping[str, Array]) -> str:
 
 
 def read_positives(file: Path, references: int) -> Positives:
-    """Read the correct references of each query; references are counted from 0.
+    """Read the correct references of each query, as numbers from 0.
 
     Args:
-        file: JSON with a list of lists, or with an object that has such a list as "positives". NumPy: a
-            boolean matrix N×R, or (.npz) the arrays "indptr" and "indices" of compressed rows.
-        references: Number of references, R.
+        file: JSON or NumPy file. JSON has a list of lists, or an object with such a list as "positives".
+            NumPy has a boolean matrix N×R, or the arrays "indptr" and "indices" of compressed rows.
+        references: Number of references (R).
 
     Returns:
         The correct references of each query.
@@ -294,7 +296,7 @@ def _one_array(file: Path) -> Array:
 
 
 def _arrays(file: Path, only: str = "") -> dict[str, Array]:
-    """Return the arrays of a NumPy file by name, or only one of them; .npy is mapped, not read."""
+    """Return the arrays of a NumPy file by name, or only one of them. A .npy file is memory-mapped."""
     if not file.is_file():
         raise KappaPlaceError(f"There is no file {file}. Check the path.")
     if file.suffix.lower() not in (".npy", ".npz"):
@@ -308,6 +310,6 @@ def _arrays(file: Path, only: str = "") -> dict[str, Array]:
 
 
 def _checked(arrays: dict[str, Array]) -> dict[str, Array]:
-    if not all(isinstance(array, np.ndarray) for array in arrays.values()):  # a zip file of other things
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):  # a zip file with other content
         raise ValueError("it contains something that is not an array")
     return arrays

@@ -1,4 +1,4 @@
-"""Two or more evaluations side by side: one metric of every score, with intervals and paired tests."""
+"""Comparison of evaluations: one metric of every score, with intervals and paired tests."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from kappaplace.metrics.retrieval import success_at
 from kappaplace.metrics.selective import RISKS, auc_pr, augrc, aurc, auroc, coverage_at_risk, e_aurc
 
 LEAST_RESAMPLES = 1000
-RESAMPLES_PER_TEST = (
-    80  # the least p-value is 2/(resamples + 1), and Holm multiplies it by the number of tests
-)
+RESAMPLES_PER_TEST = 80
+"""Number of resamples per test. Holm's correction multiplies the least p-value, 2/(resamples + 1), by the
+number of tests."""
 RETRIEVAL = ""
 """Name of the row with metrics of the retrieval itself, instead of a score."""
 
 
 class Cell(NamedTuple):
-    """One metric of one evaluation, and its difference from the first evaluation."""
+    """Cell of a table: a metric of one evaluation, and its difference from the first evaluation."""
 
     value: float
     """The metric."""
@@ -49,14 +49,14 @@ class Cell(NamedTuple):
     difference: float = math.nan
     """Value minus that of the first evaluation. NaN if there is no test."""
     p_value: float = math.nan
-    """Two-sided p-value, Holm-corrected over all tests on the dataset. NaN if there is no test."""
+    """Two-sided p-value, with Holm's correction for all tests on the dataset. NaN if there is no test."""
     flaw: str = ""
     """Reason why the metric is meaningless, for an ECE of a nearly constant score; empty otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
 class ComparedSet:
-    """One dataset: rows are scores, columns are evaluations."""
+    """Comparison on one dataset: rows are scores, columns are evaluations."""
 
     name: str
     """Name of the dataset, or "pooled"."""
@@ -65,7 +65,7 @@ class ComparedSet:
     queries: int
     """Number of queries."""
     rows: dict[str, list[Cell | None]]
-    """Score (or retrieval) → one cell per evaluation. None if the evaluation lacks the score."""
+    """Cells by score, or by `RETRIEVAL`: one per evaluation, None if the evaluation lacks the score."""
     note: str = ""
     """Reason why there is no test. Empty if there is one."""
 
@@ -90,8 +90,8 @@ def compare(
 ) -> ComparisonTable:
     """Compare a metric of every score in every evaluation with the first evaluation.
 
-    A single evaluation compares its scores with one of them instead. Only datasets that all evaluations have
-    are compared and pooled.
+    For a single evaluation, its scores are compared with one of them instead. Only datasets that all
+    evaluations have are compared and pooled.
 
     Args:
         results: The evaluations.
@@ -138,7 +138,7 @@ def compare(
 
 
 class SeedRow(NamedTuple):
-    """One metric of one score over several runs that differ only in their random seed."""
+    """Row of a table: a metric of one score, over runs that differ only in their random seed."""
 
     set: str
     """Name of the dataset, "pooled" or "mean"."""
@@ -254,7 +254,7 @@ def _replicates(sets: list[SetResult], metric: str, plan: Resampling) -> dict[st
     }
 
 
-# The most frequent ones, computed on their own: a tenth of the time of all metrics together.
+# The most frequent metrics, computed alone in a tenth of the time of all metrics.
 _RANKING: dict[str, Callable[..., float]] = {
     "AUROC": auroc,
     "AUC-PR": auc_pr,
@@ -268,7 +268,7 @@ _RANKING: dict[str, Callable[..., float]] = {
 def _bootstrap(column: ScoreColumns, hits: NDArray[np.bool_], metric: str, plan: Resampling) -> Replicates:
     if metric in _RANKING:
         return bootstrap(_RANKING[metric], [column.query, success_at(hits, 1)], plan)
-    # Without the columns that the metric does not depend on: computing their metrics takes time.
+    # Columns that the metric does not depend on are removed, because their metrics take time.
     if not metric.startswith("match "):
         column = replace(column, match=None)
     without = replace(column, probability=None)
@@ -285,7 +285,8 @@ def _bootstrap(column: ScoreColumns, hits: NDArray[np.bool_], metric: str, plan:
 def _cells(
     rows: Mapping[str, Sequence[Replicates | None]], paired: bool, against: str
 ) -> dict[str, list[Cell | None]]:
-    """Return intervals, and tests against the first column; for a single column, against one of its rows."""
+    """Return intervals, and tests against the first column, or for a single column against one of its
+    rows."""
     alone = all(len(row) == 1 for row in rows.values())
     if alone and against and rows and against not in rows and RETRIEVAL not in rows:
         raise KappaPlaceError(
@@ -315,7 +316,7 @@ def _cells(
 
 
 def _why_unpaired(evaluations: list[list[SetResult]]) -> str:
-    """Return why the evaluations cannot be paired; an empty text if they can."""
+    """Return why the evaluations cannot be paired; empty if they can."""
     for others in evaluations[1:]:
         for first, other in zip(evaluations[0], others, strict=True):
             if not _same_queries(first, other):
@@ -354,6 +355,6 @@ def comparison_rows(tables: Sequence[ComparisonTable]) -> list[dict[str, str | f
 
 
 def write_comparison(tables: Sequence[ComparisonTable], folder: str | Path) -> Path:
-    """Write comparison.csv to a folder and return the file."""
+    """Write comparison.csv to a folder, and return the file."""
     rows = comparison_rows(tables)
     return write_rows(make_folder(folder) / "comparison.csv", rows, list(rows[0]))

@@ -1,4 +1,4 @@
-"""Retrieves the matches of one dataset: from images, descriptors or similarities, and reads their files."""
+"""Inputs of an evaluation: the matches of one dataset, from images, descriptors or similarities."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.appearance import copies, taken_together
 from kappaplace.data.columns import ImageNames
 from kappaplace.data.near import Near, Neighborhood
 from kappaplace.data.positives import NoPositives, Positives
@@ -16,17 +17,17 @@ from kappaplace.data.protocols import PROTOCOLS, check_protocol
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.embedding.store import EmbeddingStore
-from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.evidence import Evidence, retrieve
 from kappaplace.retrieval.exact import matrix_shape
 from kappaplace.retrieval.references import ArrayReferences, MatrixReferences, Queries
-from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Embeddings, Json
 
-ROWS = 1 << 16  # rows of descriptors or similarities that are read at once
-UNIT = 1e-3  # a length this close to 1 differs by rounding, in half precision at worst
-ROUNDING = 1e-3  # a cosine can exceed 1 by this much
-
-
+ROWS = 1 << 16  # rows of descriptors or similarities to read at once
+UNIT = 1e-3  # a length differs from 1 by less than this because of rounding, even in half precision
+ROUNDING = 1e-3  # a cosine can exceed 1 by this much because of rounding
+MOST_NAMED = 5
+"""Maximum number of mislabelled copies that are reported."""
+NONE = np.empty(0, np.int64)
 NO_LABELS = "The correct references are unknown. Pass --positives FILE or a table."
 
 
@@ -75,7 +76,7 @@ def from_table(table: PlaceImages, cache: EmbeddingStore, k: int = 10, name: str
     query = cache.embed(_names(table, table.query_rows))
     reference = cache.embed(_names(table, table.reference_rows))
     facts: dict[str, Json] = {"preprocessing": cache.preprocessing.to_dict()}
-    if table.protocol in PROTOCOLS:  # whether a table that claims to be a benchmark is that benchmark
+    if table.protocol in PROTOCOLS:  # warnings if the table is not the benchmark that its protocol states
         facts["warnings"] = list(check_protocol(table, table.protocol).warnings)
     references = ArrayReferences(
         reference, **_context(table, None), patch_maps=cache.patch_maps, device=cache.device or "cpu"
@@ -102,7 +103,7 @@ def from_descriptors(
         query: Embeddings of the queries; descriptors are normalized if necessary.
         reference: Embeddings of the references.
         positives: The correct references of each query. Default: from the table.
-        table: Adds positives, positions, neighborhood and images.
+        table: Table that provides positives, positions, neighborhood and images.
         k: Number of matches per query.
         name: Name of the dataset. Default: the name of the table.
         neighborhood: Without a table, which references show the same place: a number of frames, or "self" if
@@ -133,7 +134,7 @@ def _retrieve(
     neighborhood: Neighborhood | None = None,
 ) -> Retrieved:
     vectors, descriptors = queries.vectors, references.descriptors
-    # Counted by what is searched, not by the table, so that a mismatch is reported before the search.
+    # Counted from the searched arrays instead of the table, so that a mismatch is reported before the search.
     count = matrix_shape(vectors)[1] if descriptors is None else len(descriptors)
     labels = _positives(positives, table, len(vectors), count)
     evidence = retrieve(queries, references, k)
@@ -235,7 +236,7 @@ def _positives(
 
 
 def _check_table(table: PlaceImages, k: int) -> None:
-    """Fail before hours of embedding if the table cannot be evaluated."""
+    """Fail early if the table cannot be evaluated, before hours of embedding."""
     references = len(table.reference_rows)
     if not len(table.query_rows) or not references:
         raise KappaPlaceError(
@@ -271,13 +272,13 @@ class _Context(TypedDict, total=False):
 def _context(table: PlaceImages | None, option: Neighborhood | None) -> _Context:
     neighborhood = _near_of(table, option)
     if table is None:
-        # The rows are the frames; "self" has the value 0.
+        # Rows are frames; "self" has the value 0.
         return {} if neighborhood is None else {"neighborhood": Near.frames(neighborhood.value)}
     positions = table.positions[table.reference_rows]
-    has_metres = table.neighborhood.kind != "metres" or bool(np.isfinite(positions).all(axis=1).any())
+    has_meters = table.neighborhood.kind != "metres" or bool(np.isfinite(positions).all(axis=1).any())
     return {
         "positions": positions if bool(np.isfinite(positions).any()) else None,
-        "neighborhood": table.is_near if has_metres else None,
+        "neighborhood": table.is_near if has_meters else None,
         "paths": _images(table, "reference"),
     }
 
@@ -304,3 +305,50 @@ def _facts(table: PlaceImages | None) -> dict[str, Json]:
         "neighbourhood": str(table.neighborhood),
         "frame": table.frame,
     }
+
+
+@dataclass(frozen=True, eq=False)
+class Twins:
+    """Queries of a dataset that are near-copies of references, on which recall is too high.
+
+    A twin is nearly the same image as its best match, or was taken within a minute of a reference. Both
+    happen if a drive is uploaded more than once. The queries of a benchmark are defined by its protocol, so
+    none of them is excluded.
+    """
+
+    rows: NDArray[np.int64] = field(default_factory=lambda: NONE)
+    """Numbers of the twins in the dataset, ascending."""
+    misplaced: tuple[str, ...] = ()
+    """Images of the twins whose best match is nearly the same image, but not a positive."""
+
+    def __str__(self) -> str:
+        count = len(self.rows)
+        return f"; {count:,} near-copies of references excluded" if count else ""
+
+    @property
+    def facts(self) -> dict[str, Json]:
+        """Facts to store with a result; empty without twins."""
+        facts: dict[str, Json] = {"twins": len(self.rows)} if len(self.rows) else {}
+        return facts | ({"misplaced": list(self.misplaced[:MOST_NAMED])} if self.misplaced else {})
+
+
+def find_twins(retrieved: Retrieved, rows: NDArray[np.int64]) -> Twins:
+    """Find the twins among some queries of a dataset.
+
+    Args:
+        retrieved: The dataset after retrieval.
+        rows: Numbers of the queries to check, ascending.
+
+    Returns:
+        The twins; empty without a table and for benchmarks.
+    """
+    table = retrieved.table
+    if table is None or table.protocol in PROTOCOLS:
+        return Twins()
+    top = retrieved.evidence.top[rows]
+    images = table.image_paths(table.query_rows[rows])
+    same = copies(images, table.image_paths(table.reference_rows[top]))
+    correct = retrieved.positives.hits(retrieved.evidence.matches.indices[:, :1])[rows, 0]
+    together = taken_together(table.timestamp[table.query_rows[rows]], table.timestamp[table.reference_rows])
+    misplaced = [image for image, wrong in zip(images, same & ~correct, strict=True) if wrong]
+    return Twins(rows[same | together], tuple(misplaced))

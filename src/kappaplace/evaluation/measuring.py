@@ -1,4 +1,4 @@
-"""Metrics of scores, with intervals: per dataset, pooled over datasets, and their mean."""
+"""Metrics of scores with intervals: per dataset, pooled, and averaged over datasets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Intervals = dict[str, tuple[float, float]]
 def measure(
     sets: Sequence[SetResult], *, resamples: int = RESAMPLES, seed: int = 0, pooled: Sequence[str] = ()
 ) -> dict[str, Metrics]:
-    """Compute the metrics of every dataset; for several datasets also pooled, and their mean.
+    """Compute the metrics of every dataset, and for several datasets also pooled metrics and the mean.
 
     Args:
         sets: Results of the datasets, as `score_set` returns them.
@@ -55,7 +55,7 @@ def measure(
         pooled: Names of the datasets to pool. Default: all.
 
     Returns:
-        Metrics by the name of the dataset, "pooled" and "mean". Pooled are the scores of every dataset.
+        Metrics by the name of the dataset, "pooled" and "mean". Scores that a dataset lacks are not pooled.
 
     Raises:
         KappaPlaceError: If there is no dataset.
@@ -122,7 +122,7 @@ def score_metrics(score: ScoreColumns, hits: NDArray[np.bool_], zoom: bool = Tru
 
 
 def plan_of(sets: Sequence[SetResult], resamples: int, seed: int) -> Resampling:
-    """Return resamples: whole drives if the table has several, frames of a route in moving blocks.
+    """Return the resamples of the bootstrap: of whole drives if possible, and of blocks of frames on a route.
 
     Args:
         sets: The datasets.
@@ -141,9 +141,9 @@ def plan_of(sets: Sequence[SetResult], resamples: int, seed: int) -> Resampling:
 
 
 def pooled_hits(sets: Sequence[SetResult]) -> tuple[NDArray[np.bool_], NDArray[np.int64] | None]:
-    """Return the hits of all datasets, N×K with the smallest K, and the number of positives per query.
+    """Return the hits of all datasets (N×K, with the smallest K) and the number of positives per query.
 
-    The second is None if a dataset does not have it.
+    The number is None if a dataset does not have it.
     """
     k = min(each.hits.shape[1] for each in sets)
     hits = pool([(each.hits[:, :k],) for each in sets]).arrays[0]
@@ -195,7 +195,7 @@ def _measure(sets: Sequence[SetResult], resamples: int, seed: int) -> Metrics:
 
 
 def flaws_of(part: SetResult) -> dict[str, str]:
-    """Return the scores that cannot rank queries, by name, with the reason; see `score_flaw`."""
+    """Return the reason for each score that cannot rank queries, by name; see `score_flaw`."""
     flaws = {name: score_flaw(column.query) for name, column in part.scores.items()}
     return {name: flaw for name, flaw in flaws.items() if flaw}
 
@@ -215,7 +215,7 @@ def warnings_of(result: EvaluationResult) -> list[str]:
         if flaws:
             warnings.append(
                 f"{part.name}: queries have the same value of {', '.join(flaws)}. The ECE marked with * is "
-                "meaningless: a constant score gets R@K."
+                "meaningless, because that of a constant score is R@K."
             )
         kappa = part.query_kappa
         if kappa is not None and len(kappa) > 1:
@@ -227,15 +227,15 @@ def warnings_of(result: EvaluationResult) -> list[str]:
                 warnings.append(f"{text}, so it carries no information. Train the head longer.")
         if misplaced := part.facts.get("misplaced"):
             warnings.append(
-                f"{part.name}: copies of a reference that are labelled at another place: "
-                f"{', '.join(misplaced)}. Check their labels."
+                f"{part.name}: some copies of a reference have the label of another place "
+                f"({', '.join(misplaced)}). Check their labels."
             )
         if part.facts.get("coincident"):
             warnings.append(f"{part.name}: {part.facts['coincident']}")
     return warnings
 
 
-# Queries appear twice in a resample, which these take for miscalibration: intervals would exceed the value.
+# Repeated queries of a resample look like miscalibration to these metrics, so intervals would be too high.
 NO_INTERVAL = ("smooth ECE", "equal-mass ECE", "debiased ECE", "Brier reliability", "Brier resolution")
 
 
@@ -247,12 +247,12 @@ def _intervals(metrics: Callable[[NDArray[np.int64]], Values], plan: Resampling)
 
 
 def _score_intervals(column: ScoreColumns, hits: NDArray[np.bool_], plan: Resampling) -> Intervals:
-    # Zoom hardly differs from the clamp, and takes as long as all other calibration errors.
+    # ECE with zoom hardly differs, and takes as long as all other calibration errors.
     return _intervals(lambda rows: score_metrics(column.take(rows), hits[rows], zoom=False), plan)
 
 
 def _mean(parts: Sequence[Metrics]) -> Metrics:
-    """Return the mean over datasets, each with the same weight, of the metrics that all of them have."""
+    """Return the mean over datasets, with equal weights, of the metrics that all datasets have."""
     return {
         "queries": sum(each["queries"] for each in parts),
         "baselines": {
@@ -282,9 +282,9 @@ class ScoreResult:
     score: Score
     """The score."""
     uncertainty: Scores
-    """Uncertainty per query, N."""
+    """Uncertainty per query (N)."""
     curves: dict[int, ReliabilityCurve]
-    """Reliability at each K."""
+    """Reliability curves by K."""
     auroc: float
     """Area under the ROC curve of success at K = 1. NaN if all queries succeed, or none."""
 
@@ -301,7 +301,7 @@ class Evaluation:
     hits: NDArray[np.bool_]
     """Whether each match is a positive, N×K."""
     recall: dict[int, float]
-    """R@K by K."""
+    """Recall R@K, by K."""
     scores: tuple[ScoreResult, ...]
     """One result per score."""
 

@@ -1,8 +1,8 @@
-"""Reads the user's own uncertainty from CSV, to evaluate it next to the scores of the package.
+"""The user's own scores, read from CSV files, to be evaluated next to the scores of the package.
 
-Columns: ``query`` (its number in the dataset, counted from 0, or its image path), and ``uncertainty`` (higher
-means less certain) or ``probability`` (that the top match is correct) or both. With ``reference`` there is
-one row per pair. With ``set`` one file covers several datasets. The score has the name of the file.
+Columns: ``query`` (its number in the dataset from 0, or its image path), and ``uncertainty`` (higher means
+less certain) or ``probability`` (that the top match is correct) or both. With ``reference`` there is one row
+per pair. With ``set`` one file covers several datasets. The score has the name of the file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from kappaplace.files import telling
 from kappaplace.uncertainty import SCORES
 
 Row = dict[str, str]
+LINE = ""
+"""Key of the number of the line, which no column has."""
 Pairs = dict[tuple[int, int], float]
 
 
@@ -66,7 +68,7 @@ def _rows(file: Path, set_name: str) -> list[Row]:
             raise KappaPlaceError(
                 f"{file} needs a first line with the names of its columns: query,uncertainty."
             )
-        rows = list(reader)
+        rows = [{**row, LINE: str(reader.line_num)} for row in reader]
     if "set" in names:
         rows = [row for row in rows if row["set"] == set_name]
     return rows
@@ -79,14 +81,14 @@ class _Numbers:
         self.file, self.retrieved = file, retrieved
         self._by_path: dict[str, dict[str, int]] = {}
 
-    def of(self, kind: str, text: str) -> int:
-        text = text or ""  # None if the row has too few cells
+    def of(self, kind: str, row: Row) -> int:
+        text = row[kind] or ""  # None if the row has too few cells
         count = len(self.retrieved.evidence.matches.indices) if kind == "query" else self.retrieved.references
         number = int(text) if text.isascii() and text.isdigit() else self._paths(kind).get(text, -1)
         if not 0 <= number < count:
             raise KappaPlaceError(
-                f"{self.file}: {kind} {text!r} is neither a number from 0 to {count - 1} nor an image path "
-                f"of {self.retrieved.name}."
+                f"{self.file} line {row[LINE]}: the {kind} must be a number from 0 to {count - 1} or an "
+                f"image path of {self.retrieved.name}, got {text!r}."
             )
         return number
 
@@ -107,7 +109,7 @@ def _number(file: Path, column: str, row: Row) -> float:
         value = float("nan")
     if not np.isfinite(value):
         raise KappaPlaceError(
-            f"{file}: the {column} of query {row['query']} must be a finite number, got {row[column]!r}."
+            f"{file} line {row[LINE]}: the {column} must be a finite number, got {row[column]!r}."
         )
     return value
 
@@ -119,9 +121,11 @@ def _of_queries(
         return None
     values = np.full(queries, np.nan)
     for row in rows:
-        number = numbers.of("query", row["query"])
+        number = numbers.of("query", row)
         if not np.isnan(values[number]) and "reference" not in row:
-            raise KappaPlaceError(f"{file}: query {row['query']} appears more than once. Keep one row.")
+            raise KappaPlaceError(
+                f"{file} line {row[LINE]}: query {row['query']} appears more than once. Keep one row."
+            )
         values[number] = _number(file, column, row)
     missing = np.isnan(values)
     if missing.any() and "reference" not in (rows[0] if rows else {}):
@@ -135,16 +139,16 @@ def _of_queries(
 def _of_pairs(
     file: Path, rows: list[Row], numbers: _Numbers, indices: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """Return the score of each query's top match, and of every retrieved pair if the file has all of them."""
+    """Return the score of the top match of each query, and of all matches if the file has all of them."""
     if "uncertainty" not in rows[0]:
         raise KappaPlaceError(f"{file} needs the column uncertainty.")
     pairs: Pairs = {}
     for row in rows:
-        pair = numbers.of("query", row["query"]), numbers.of("reference", row["reference"])
+        pair = numbers.of("query", row), numbers.of("reference", row)
         if pair in pairs:
             raise KappaPlaceError(
-                f"{file}: query {row['query']} with reference {row['reference']} appears more than once. "
-                "Keep one row."
+                f"{file} line {row[LINE]}: query {row['query']} with reference {row['reference']} appears "
+                "more than once. Keep one row."
             )
         pairs[pair] = _number(file, "uncertainty", row)
     match = np.array(
@@ -155,6 +159,6 @@ def _of_pairs(
         i = int(np.argmax(missing))
         raise KappaPlaceError(
             f"{file} lacks {int(missing.sum()):,} of the top matches (the first is query {i} with reference "
-            f"{int(indices[i, 0])}). Add a row for every query and its top match, or better its top K."
+            f"{int(indices[i, 0])}). Add a row for every query with its top match, or better with its top K."
         )
     return match[:, 0], None if np.isnan(match).any() else match

@@ -1,12 +1,13 @@
-"""The numbers of the paper next to ours: measured, not comparable, measurable or not measurable."""
+"""Comparison with the paper: its numbers next to ours, each with a status."""
 
 from __future__ import annotations
 
 import csv
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,20 +17,9 @@ from kappaplace.data.protocols import PROTOCOLS
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.measuring import flaws_of
-from kappaplace.evaluation.paper_numbers import (
-    COST,
-    LABELS,
-    NUMBERS,
-    PAPER,
-    POOL,
-    POOLED,
-    PROTOCOLS_OF,
-    ROLES,
-    PaperNumber,
-)
 from kappaplace.evaluation.results import EvaluationResult, Metrics, SetResult, write_rows
 from kappaplace.evaluation.run import Choices, Machine, evaluate_model
-from kappaplace.files import make_folder
+from kappaplace.files import make_folder, packaged_toml
 from kappaplace.models.checkpoint import load_model
 from kappaplace.models.exported import KAPPA, VARIANCE, ExportedModel
 from kappaplace.models.heads import Head
@@ -39,15 +29,74 @@ MEASURABLE, IMPOSSIBLE = "measurable", "not measurable"
 SCORES = "l2,pa,log-sue,log-sue-one-sided,variance,variance-upper,inverse-kappa,kappaplace"
 
 
+class PaperNumber(NamedTuple):
+    """One cell of one table."""
+
+    table: str
+    """Label in the source of the paper."""
+    method: str
+    """Name of the method, as printed."""
+    set: str
+    """Name of the dataset, or "pooled"."""
+    metric: str
+    """Name of the metric, such as "ECE@1"."""
+    value: float
+    """The number; recall as a fraction."""
+    spread: float | None = None
+    """Standard deviation over seeds, if the paper reports it."""
+    score: str = ""
+    """Name of the score in this package. Empty if the metric does not depend on a score."""
+    role: str = ""
+    """Role of the model that is needed, a key of `ROLES`."""
+
+
+PAPER = packaged_toml("kappaplace.evaluation", "paper.toml")
+"""Content of ``paper.toml``."""
+ROLES: dict[str, str] = PAPER["roles"]
+"""Description of the model of each role, such as "CosPlace, ResNet-50, 50 epochs"."""
+PROTOCOLS_OF: dict[str, tuple[str, ...]] = {name: tuple(ids) for name, ids in PAPER["protocols"].items()}
+"""Protocols for each dataset of the paper. The first one that has a table is used."""
+POOL: tuple[str, ...] = tuple(PAPER["pool"])
+"""Datasets that the paper pools."""
+POOLED = "pooled"
+KS = (1, 5, 10)
+
+
+def _cells() -> Iterator[PaperNumber]:
+    for table in PAPER["tables"]:
+        recall = table["metric"] == "R"
+        for method, row in table["rows"].items():
+            model = PAPER["methods"][method]
+            score = "" if recall else model["score"]
+            spreads = table.get("spreads", {}).get(method, repeat(repeat(None)))
+            for dataset, values, deviations in zip(table["sets"], row, spreads, strict=False):
+                for k, value, spread in zip(KS, values, deviations, strict=False):
+                    number = round(value / 100, 4) if recall else value
+                    metric = f"{table['metric']}@{k}"
+                    yield PaperNumber(
+                        table["label"], method, dataset, metric, number, spread, score, model["role"]
+                    )
+
+
+NUMBERS: tuple[PaperNumber, ...] = tuple(_cells())
+"""Numbers of the paper that an evaluation can measure."""
+COST: tuple[PaperNumber, ...] = tuple(PaperNumber(set="", **cost) for cost in PAPER["costs"])
+"""Time and memory that the paper reports for one machine."""
+LABELS: tuple[str, ...] = tuple(
+    dict.fromkeys([*(n.table for n in (*NUMBERS, *COST)), *(each["label"] for each in PAPER["figures"])])
+)
+"""Labels of the tables and figures with measurements."""
+
+
 class PaperRow(NamedTuple):
-    """One number of the paper, and ours."""
+    """A number of the paper, and ours."""
 
     paper: PaperNumber
     """The number of the paper."""
     ours: float = math.nan
     """Our number. NaN if it is missing."""
     status: str = MEASURED
-    """measured, not comparable, measurable (with other data or models) or not measurable."""
+    """Status: measured, not comparable, measurable (with other data or models) or not measurable."""
     reason: str = ""
     """Reason why our number is missing or not comparable."""
     spread: float = math.nan
@@ -71,20 +120,20 @@ class PaperItem(NamedTuple):
     label: str
     """Label in the source of the paper."""
     status: str
-    """Status of its numbers, with counts if they differ."""
+    """Common status of its numbers, or the count of each status."""
     detail: str
     """Missing or different data and models, or the location of the figure."""
 
 
 class PaperComparison(NamedTuple):
-    """Numbers of the paper next to ours, and the evaluations they are based on."""
+    """Numbers of the paper next to ours, and the evaluations with our numbers."""
 
     rows: list[PaperRow]
     """One row per number of the paper."""
     evaluations: dict[str, EvaluationResult]
     """Evaluations by role of the model."""
     tables: dict[str, Path]
-    """Dataset of the paper → table that was used for it."""
+    """Table that was used for each dataset of the paper."""
     items: list[PaperItem]
     """Every table and figure of the paper."""
 
@@ -103,7 +152,7 @@ def find_tables(data: Path) -> dict[str, Path]:
 
 
 def parse_models(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return models by role, from ROLE=MODEL; without a role, the head of the model decides."""
+    """Return models by role, from ROLE=MODEL. Without a role, the head of the model determines it."""
     models: dict[str, list[str]] = {}
     for word in words:
         role, equals, source = word.partition("=")
@@ -116,7 +165,7 @@ def parse_models(words: Sequence[str]) -> dict[str, list[str]]:
                 f"Got more than one model for the role {role}. Pass ROLE=MODEL, with one of the roles "
                 f"{', '.join(ROLES)}."
             )
-    # Post-training does not change the encoder, so the model serves as the baseline, too.
+    # Post-training does not change the encoder, so the model is also the baseline.
     if "pt" in models and "baseline" not in models:
         models["baseline"] = models["pt"]
     return models
@@ -134,11 +183,7 @@ def _role_of(source: str) -> str:
 
 
 def compare_with_paper(
-    words: Sequence[str],
-    data: Path,
-    choices: Choices,
-    machine: Machine = Machine(),
-    cost: Path | None = None,
+    words: Sequence[str], data: Path, choices: Choices, machine: Machine = Machine(), cost: Path | None = None
 ) -> PaperComparison:
     """Evaluate models on the paper's datasets, with the image size of each protocol.
 
@@ -226,14 +271,14 @@ def _row(
 
 
 def _queries(part: SetResult) -> int:
-    """Return all queries of a dataset, also those that the policy excludes."""
+    """Return the number of queries of a dataset, including those that the policy excludes."""
     return int(part.facts.get("queries", len(part.hits)))
 
 
 def _differences(
     number: PaperNumber, result: EvaluationResult, sets: Mapping[str, tuple[SetResult, str]]
 ) -> list[str]:
-    """Return the differences of data and model from those of the paper."""
+    """Return how data and model differ from those of the paper."""
     reasons = []
     for name, (part, stem) in sets.items():
         protocol = PROTOCOLS[stem]
@@ -313,7 +358,7 @@ def _item(label: str, rows: Sequence[PaperRow]) -> PaperItem:
         next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {each}" for each, n in counts.items())
     )
     details = dict.fromkeys(row.reason for row in rows if row.reason and row.status != MEASURABLE)
-    needs: dict[str, dict[str, None]] = {}  # each dataset and model once
+    needs: dict[str, dict[str, None]] = {}  # lists each dataset and model once
     for row in rows:
         if row.status == MEASURABLE:
             for need in row.reason.removeprefix("with ").split("; "):

@@ -1,4 +1,4 @@
-"""Results of an evaluation, in memory and as files: figures and tables need nothing else.
+"""Results of an evaluation, in memory and as files, from which figures and tables are made.
 
     results.json       metrics, facts about the run and about every dataset
     metrics.csv        set, score, metric, value, low, high
@@ -32,14 +32,14 @@ from kappaplace.types import Json, Matches
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MOST_REFERENCES = 200_000  # references of a map that are stored in full: figures need no more
+MOST_REFERENCES = 200_000  # maximum number of references that are stored; figures need no more
 
 Floats = NDArray[np.float64]
 Metrics: TypeAlias = dict[str, Any]
 """Metrics of one dataset: {"queries": N, "recall": {metric: value}, "scores": {score: {metric: value}}}.
 
-"intervals" repeats this shape with (low, high) instead of values, and has the confidence "level". "baselines"
-has the metrics of a constant score and of a perfect ranking, by their name.
+"intervals" has the same keys with (low, high) instead of values, and the confidence "level". "baselines" has
+the metrics of a constant score and of a perfect ranking, by their name.
 """
 Columns: TypeAlias = "dict[str, NDArray[np.generic] | list[str]]"
 
@@ -53,13 +53,13 @@ class ScoreColumns:
     label: str
     """Name in tables and figures."""
     query: Floats
-    """Uncertainty per query, N. Higher means less certain."""
+    """Uncertainty per query (N). Higher means less certain."""
     match: Floats | None = None
     """Uncertainty per pair, N×K. None if the score has no value per pair."""
     one_sided: bool = True
     """Whether ECE@K clamps only the upper tail of the score."""
     probability: Floats | None = None
-    """Probability that the top match is correct, N. None if the score is not calibrated."""
+    """Probability that the top match is correct (N). None if the score is not calibrated."""
 
     def take(self, rows: NDArray[np.int64]) -> ScoreColumns:
         """Return the score of some queries.
@@ -77,7 +77,7 @@ class ScoreColumns:
 
 @dataclass(frozen=True, eq=False)
 class SetResult:
-    """Matches and scores of one dataset: N queries against one map."""
+    """Matches and scores of one dataset with N queries and one map."""
 
     name: str
     """Name of the dataset."""
@@ -92,13 +92,13 @@ class SetResult:
     references: int = 0
     """Number of references in the map."""
     positives: NDArray[np.int64] | None = None
-    """Number of positives of each query in the map, N."""
+    """Number of positives of each query in the map (N)."""
     without_positives: int = 0
     """Number of queries without a positive, before the policy was applied."""
     policy: str = "fail"
     """Policy for queries without a positive: fail, skip or error."""
     query_kappa: Floats | None = None
-    """κ per query, N. None if the model has no κ."""
+    """κ per query (N). None if the model has no κ."""
     reference_kappa: Floats | None = None
     """κ per reference. None if the model has no κ."""
     query_positions: Floats | None = None
@@ -114,19 +114,19 @@ class SetResult:
     facts: dict[str, Any] = field(default_factory=dict)
     """Further facts to store: hash of the table, protocol, preprocessing."""
     queries: NDArray[np.int64] | None = None
-    """Number of each query in the order of the dataset, N. None: row i is query i."""
+    """Number of each query in the dataset (N). None if row i is query i."""
     sessions: NDArray[np.int64] | None = None
-    """Drive of each query, N, whose queries are resampled together. None if the table has too few drives."""
+    """Drive of each query, N; queries of a drive are resampled together. None if there are too few drives."""
 
     @property
     def query_numbers(self) -> NDArray[np.int64]:
-        """The number of each query in the order of the dataset, N."""
+        """Number of each query in the dataset (N)."""
         return np.arange(len(self.hits)) if self.queries is None else self.queries
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult:
-    """One model, or one method's similarities, on one or several datasets."""
+    """Evaluation of a model, or of the similarities of a method, on one or several datasets."""
 
     name: str
     """Name in tables and figures."""
@@ -137,7 +137,7 @@ class EvaluationResult:
     facts: dict[str, Any] = field(default_factory=dict)
     """Model fingerprint, preprocessing, version and options."""
     times: dict[str, Any] = field(default_factory=dict)
-    """Start and duration of the run: the only difference between two equal runs."""
+    """Start and duration of the run, the only difference between two equal runs."""
 
 
 VERSION = 1
@@ -161,7 +161,7 @@ def write_result(result: EvaluationResult, folder: str | Path) -> Path:
         KappaPlaceError: If the folder cannot be written to.
     """
     target = make_folder(folder)
-    (target / RESULTS).unlink(missing_ok=True)  # written last: a folder that has it is complete
+    (target / RESULTS).unlink(missing_ok=True)  # written last, so that a folder with this file is complete
     _write_parquet(target / QUERIES, [_query_columns(each) for each in result.sets])
     _write_parquet(target / MATCHES, [_match_columns(each) for each in result.sets])
     _write_parquet(target / REFERENCES, [_reference_columns(each) for each in result.sets])
@@ -297,7 +297,7 @@ def _set_facts(each: SetResult) -> dict[str, Json]:
 
 
 def plain(value: Json | np.generic) -> Json:
-    """Convert a value to JSON types: NumPy numbers become Python numbers, NaN and infinity become None."""
+    """Convert a value to JSON types. NumPy numbers become Python numbers, NaN and infinity become None."""
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -317,7 +317,7 @@ def _undefined_as_nan(value: Any) -> Any:
 
 
 def metric_rows(result: EvaluationResult) -> Iterator[dict[str, str | float]]:
-    """Yield one row per metric: set, score, metric, value, low, high. The score is empty for recall."""
+    """Yield one row per metric, with the columns `METRIC_COLUMNS`. The score is empty for recall."""
     for name, metrics in result.metrics.items():
         intervals = metrics.get("intervals", {})
         tables = [("", metrics["recall"], intervals.get("recall", {}))]
@@ -409,7 +409,7 @@ def _reference_columns(each: SetResult) -> Columns:
 
 
 def _relative(images: Sequence[str], n: int, rows: NDArray[np.int64] | None = None) -> list[str]:
-    """Return paths relative to the root of the table, which is stored among the facts."""
+    """Return paths relative to the root of the table, which is one of the stored facts."""
     if not len(images):
         return [""] * n
     if isinstance(images, ImageNames):
@@ -424,7 +424,7 @@ def _or_nan(values: Floats | None, n: int, axis: int | None = None) -> Floats:
 
 
 def _write_parquet(file: Path, sets: list[Columns]) -> None:
-    """Write the rows of all datasets to one file; a score that a dataset lacks is null in its rows."""
+    """Write the rows of all datasets to one file. A score that a dataset lacks is null in its rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -457,9 +457,9 @@ def _set_of(stored: _StoredSet, queries: pa.Table, matches: pa.Table, references
 
     rows, retrieved = column("reference", references, "iu"), pairs("reference", "iu")
     if min(n, k, stored.block, len(rows)) < 1 or len(queries) != n:
-        raise ValueError(f"the dataset {stored.name!r} has no queries, or another number of rows")
+        raise ValueError(f"the dataset {stored.name!r} has no queries, or the wrong number of rows")
     if rows.min() < 0 or rows.max() + 1 != stored.references or not (retrieved >= 0).all():
-        raise ValueError(f"the references of {stored.name!r} are not those of its map")
+        raise ValueError(f"the references of {stored.name!r} do not fit its map")
     if retrieved.max() >= stored.references:
         raise ValueError(f"matches of {stored.name!r} are not in its map")
 
@@ -513,7 +513,7 @@ def _set_of(stored: _StoredSet, queries: pa.Table, matches: pa.Table, references
 
 
 def references_to_store(references: int, retrieved: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the references to store: all, or for a very large map the matches and a sample.
+    """Return the references to store: all of them, or of a very large map the matches and a sample.
 
     Args:
         references: Number of references in the map.

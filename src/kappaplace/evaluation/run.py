@@ -1,4 +1,4 @@
-"""Evaluates models, descriptors and similarity matrices: retrieve, score, measure."""
+"""Evaluation of models and descriptors: retrieves matches, computes scores and measures them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kappaplace.calibration.sources import calibration_with
+from kappaplace.checks import choice, within
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.calibrated import (
-    CALIBRATED,
-    calibrated_score,
-    fit_calibrated,
-    wants_calibrated,
-)
 from kappaplace.evaluation.inputs import Retrieved, from_descriptors, from_table
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
 from kappaplace.evaluation.results import EvaluationResult, SetResult
-from kappaplace.evaluation.scoring import Fitted, fit, score_set, select_scores
+from kappaplace.evaluation.scoring import (
+    CALIBRATED,
+    Fitted,
+    calibrated_score,
+    fit,
+    fit_calibrated,
+    includes_calibrated,
+    score_set,
+    select_scores,
+)
 from kappaplace.metrics import MOST_RESAMPLES
 from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
@@ -64,23 +68,17 @@ class Choices:
     pool: tuple[str, ...] = ()
     """Names of the datasets to pool. Default: all."""
     keep_twins: bool = False
-    """Whether to include queries that are near-copies of references; results are then too good."""
+    """Whether to include queries that are near-copies of references, which makes results too good."""
 
     def __post_init__(self) -> None:
-        select_scores(self.scores)  # so that an unknown name fails before anything is embedded
+        select_scores(self.scores)  # an unknown name fails before anything is embedded
         for name in self.fuse:
             score_named(name)
-        policies = [each.value for each in NoPositives]
-        if self.policy is not None and self.policy not in policies:
-            raise KappaPlaceError(f"Unknown policy '{self.policy}'. Choose from: {', '.join(policies)}.")
-        if self.k < 1:
-            raise KappaPlaceError(f"k must be at least 1, got {self.k}.")
-        if not 0 <= self.resamples <= MOST_RESAMPLES:
-            raise KappaPlaceError(
-                f"resamples must be between 0 and {MOST_RESAMPLES:,}, got {self.resamples:,}."
-            )
-        if self.seed < 0:
-            raise KappaPlaceError(f"seed must be at least 0, got {self.seed}.")
+        if self.policy is not None:
+            choice(self.policy, [each.value for each in NoPositives], "policy")
+        within(self.k, "k", 1)
+        within(self.resamples, "resamples", 0, MOST_RESAMPLES)
+        within(self.seed, "seed", 0)
 
 
 def evaluate_sets(
@@ -92,7 +90,7 @@ def evaluate_sets(
     own: Sequence[Path] = (),
     facts: dict[str, Json] | None = None,
 ) -> EvaluationResult:
-    """Score and measure any number of datasets, one after the other, so that one is in memory at a time.
+    """Score and measure datasets one after the other, so that only one is in memory.
 
     Args:
         name: Name of the evaluation in tables and figures.
@@ -112,7 +110,7 @@ def evaluate_sets(
         check_own_score(file)
     if len({file.stem for file in own}) < len(own):
         raise KappaPlaceError(
-            "Two files of scores have the same name. Rename one: a score has the name of its file."
+            "Two files of scores have the same name. Rename one, because a score has the name of its file."
         )
     started, clock = datetime.now(timezone.utc), time.monotonic()
     results: list[SetResult] = []
@@ -129,7 +127,7 @@ def evaluate_sets(
     policy = "" if choices.policy is None else choices.policy.value
     options = asdict(choices) | {"policy": policy, "fuse": list(choices.fuse), "pool": list(choices.pool)}
     for option, unset in (("pool", not choices.pool), ("keep_twins", not choices.keep_twins)):
-        if unset:  # as earlier versions wrote it
+        if unset:  # the format of earlier versions
             del options[option]
     record = {"version": package_version(), **options, **(facts or {})}
     if fitted is not None and fitted.combination is not None:
@@ -140,7 +138,7 @@ def evaluate_sets(
 def fit_on(retrieved: Retrieved, choices: Choices) -> Fitted:
     """Fit probabilities, and the combination of ``choices.fuse``, on a validation set after retrieval."""
     fitted = fit(retrieved, select_scores(choices.scores)[0], choices.fuse)
-    return fitted._replace(own=fit_calibrated(retrieved) if wants_calibrated(choices.scores) else None)
+    return fitted._replace(own=fit_calibrated(retrieved) if includes_calibrated(choices.scores) else None)
 
 
 def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Preprocessing:
@@ -162,14 +160,14 @@ def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Pr
 
 
 def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: Sequence[Path]) -> SetResult:
-    scores, not_asked = select_scores(choices.scores)
+    scores, omissions = select_scores(choices.scores)
     if fitted is not None and fitted.combined is not None:
         scores = [*scores, fitted.combined]
     rows = [read_own_score(file, retrieved) for file in own]
-    if wants_calibrated(choices.scores):
+    if includes_calibrated(choices.scores):
         calibrated = calibrated_score(retrieved, None if fitted is None else fitted.own)
         if isinstance(calibrated, str):
-            not_asked = {**not_asked, CALIBRATED: calibrated}
+            omissions = {**omissions, CALIBRATED: calibrated}
         else:
             rows.insert(0, calibrated)
     return score_set(
@@ -178,7 +176,7 @@ def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: S
         policy=choices.policy,
         calibrations=None if fitted is None else fitted.calibrations,
         own=rows,
-        not_asked=not_asked,
+        omissions=omissions,
         keep_twins=choices.keep_twins,
     )
 
@@ -197,11 +195,10 @@ class Machine:
     """Folder of the images. Default: the folder stored in the table."""
 
     def __post_init__(self) -> None:
-        # Checked here, not after an hour of reading files, and even if everything is cached.
+        # Checked before hours of reading files, and even if everything is cached.
         if self.device is not None:
             usable_device(self.device)
-        if self.batch_size < 1:
-            raise KappaPlaceError(f"batch_size must be at least 1, got {self.batch_size}.")
+        within(self.batch_size, "batch_size", 1)
 
 
 Descriptors: TypeAlias = "Embeddings | NDArray[np.floating]"
@@ -218,10 +215,10 @@ def evaluate(
     """Evaluate retrieval and uncertainty scores on one table.
 
     Args:
-        source: A model, its name or folder; any torch module that returns descriptors B×d for images B×3×H×W
-            (its attribute ``preprocessing`` is used; default: 512×512, ImageNet); descriptors, one row per
-            image of the table; or a pair of descriptors, of the queries and of the references. Descriptors
-            are arrays, or `Embeddings` that can have κ or a variance.
+        source: A model, its name or folder; any torch module that returns descriptors B×d for images B×3×H×W;
+            descriptors, one row per image of the table; or a pair of descriptors, of the queries and of the
+            references. A module is used with its attribute ``preprocessing`` (default: 512×512, ImageNet).
+            Descriptors are arrays, or `Embeddings` with κ or a variance.
         table: Images with positions and their roles, or the file of such a table.
         choices: Scores, number of matches per query, handling of queries without positives, bootstrap.
         machine: Cache, device and batch size for embedding; no effect on the result.
@@ -247,7 +244,8 @@ def evaluate(
 
 
 def encoder_of(source: Encoder | nn.Module | str | Path) -> AnyModel:
-    """Return a model by its name or folder, or the given one. Other torch modules are wrapped, without κ."""
+    """Return a model for its name or folder, or the model itself. Other torch modules are wrapped, without
+    κ."""
     if isinstance(source, str | Path):
         return load_model(source)
     if isinstance(source, nn.Module) and not isinstance(source, EncoderModule):
@@ -321,7 +319,8 @@ def evaluate_model(
         raise KappaPlaceError(
             "There is no table to evaluate the model on. Run `kappaplace evaluate MODEL TABLE… --out DIR`."
         )
-    opened = [PlaceImages.open(path, machine.root) for path in tables]  # small next to their descriptors
+    # Tables are small compared with descriptors.
+    opened = [PlaceImages.open(path, machine.root) for path in tables]
     names = [table.name or path.stem for table, path in zip(opened, tables, strict=True)]
     if len(set(names)) < len(names):
         names = [path.stem for path in tables]
@@ -340,12 +339,7 @@ def evaluate_model(
         return from_table(table, _store(model, fingerprint, machine, size), choices.k, title)
 
     fitted = Fitted({}, None, None, calibration_with(fingerprint, model.preprocessing))
-    facts: dict[str, Json] = {
-        "model": label,
-        "fingerprint": fingerprint,
-        "resize": resize,
-        **_encoder(model),
-    }
+    facts: dict[str, Json] = {"model": label, "fingerprint": fingerprint, "resize": resize, **_encoder(model)}
     if fitting is not None:
         own_fit = fit_on(retrieve(fitting), choices)
         fitted = own_fit._replace(own=own_fit.own or fitted.own)
@@ -355,6 +349,6 @@ def evaluate_model(
 
 
 def _encoder(model: AnyModel) -> dict[str, Json]:
-    """Return backbone and dimension of a model; the backbone of an exported model is unknown."""
+    """Return backbone and dimension of a model. The backbone of an exported model is unknown."""
     name = model.architecture.backbone if isinstance(model, PlaceModel) else getattr(model, "name", "")
     return {"backbone": name, "dim": model.dim}

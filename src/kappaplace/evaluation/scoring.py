@@ -1,48 +1,54 @@
-"""Computes the scores of one dataset, and fits probabilities and combinations on a validation set."""
+"""Scores of one dataset, and probabilities and combinations that are fitted on a validation set."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.calibration import Calibration, judge
 from kappaplace.calibration.combination import Combination, features_of, fit_combination, fused
+from kappaplace.calibration.decision import match_probabilities
+from kappaplace.calibration.examples import examples_of
+from kappaplace.calibration.fit import fit_calibration
+from kappaplace.calibration.options import RERANK, CalibrateOptions
 from kappaplace.data.columns import ImageNames
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import NoPositives, apply_policy
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.calibrated import CALIBRATED
-from kappaplace.evaluation.inputs import Retrieved
+from kappaplace.evaluation.inputs import Retrieved, Twins, find_twins
 from kappaplace.evaluation.results import MOST_REFERENCES, ScoreColumns, SetResult, references_to_store
-from kappaplace.evaluation.twins import Twins, find_twins
 from kappaplace.metrics import ROUTE_BLOCK, mean_cosine, success_at
+from kappaplace.retrieval.evidence import from_pool
 from kappaplace.retrieval.references import References
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import SCORES, available, score_named
 from kappaplace.uncertainty.base import Evidence, Score
 
+CALIBRATED = "calibrated"
+NOT_SHIPPED = "The model has no shipped calibration. Pass --fit-on TABLE to fit one on other queries."
+OTHER_INPUTS = "The calibration needs inputs that are missing: {reason}"
 FUSED = "fused"
 LEAST_SESSIONS = 5
-"""Drives from which intervals resample whole drives."""
+"""Minimum number of drives for intervals that resample whole drives."""
 COINCIDENT, ROUNDING = 0.995, 1e-6
-"""Mean cosine of different references, and difference of cosines, from which descriptors coincide."""
-SLOW = {
-    "geometric": "Geometric verification takes about 0.06 s per pair. Pass --scores all to include it.",
-}
+"""Limits beyond which descriptors count as equal: mean cosine of different references, and difference of
+cosines."""
+SLOW = {"geometric": "Geometric verification takes about 0.06 s per pair. Pass --scores all to include it."}
 
 
 def select_scores(text: str = "") -> tuple[list[Score], dict[str, str]]:
-    """Parse ``--scores``: "all", a comma-separated list, or "" for every score but the slowest.
+    """Parse ``--scores``: "all", a comma-separated list, or "" for all scores except slow ones.
 
     Args:
         text: The option.
 
     Returns:
-        The scores, and for "" the omitted scores by name, each with the reason.
+        The scores, and for "" the reason by name for each omitted score.
     """
     if text.strip() == "all":
         return list(SCORES.values()), {}
@@ -59,7 +65,7 @@ def score_set(
     policy: NoPositives | str | None = None,
     calibrations: Mapping[str, Combination] | None = None,
     own: Sequence[ScoreColumns] = (),
-    not_asked: Mapping[str, str] | None = None,
+    omissions: Mapping[str, str] | None = None,
     keep_twins: bool = False,
 ) -> SetResult:
     """Compute the scores of one dataset.
@@ -68,9 +74,10 @@ def score_set(
         retrieved: The dataset after retrieval.
         scores: Scores to compute. A score whose inputs are missing is reported with the reason instead.
         policy: Policy for queries without a positive. Default: the policy of the dataset's protocol.
-        calibrations: Turn a score, by name, into the probability that the top match is correct.
+        calibrations: Calibrations by the name of a score, which convert it to the probability that the top
+            match is correct.
         own: The user's own scores of all queries of the dataset.
-        not_asked: Scores that were not requested, each with the reason.
+        omissions: Scores that were not requested, each with the reason.
         keep_twins: Whether to include queries that are near-copies of references.
 
     Returns:
@@ -98,12 +105,12 @@ def score_set(
     usable, missing = available(scores, evidence)
     columns = [_columns(score, evidence, calibrations or {}) for score in usable]
     matches = Matches(evidence.matches.indices[rows], evidence.matches.similarities[rows])
-    return SetResult(
+    result = SetResult(
         name=retrieved.name,
         hits=positives.hits(evidence.matches.indices)[rows],
         matches=matches,
         scores={each.name: each.take(rows) for each in (*columns, *own)},
-        left_out={**(not_asked or {}), **missing},
+        left_out={**(omissions or {}), **missing},
         references=retrieved.references,
         positives=positives.counts[rows],
         without_positives=selection.without_positives,
@@ -120,8 +127,8 @@ def score_set(
             **twins.facts,
             **_coincident(evidence),
         },
-        **_of_table(retrieved.table, rows, matches.indices),
     )
+    return _with_table(result, retrieved.table, rows)
 
 
 def _sessions(table: PlaceImages | None, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -176,13 +183,13 @@ def _kappa(
 
 
 def _block(neighborhood: Neighborhood | None, queries: int) -> int:
-    """Return how many frames are resampled together: frames of a route resemble their neighbours."""
+    """Return how many frames are resampled together, because frames of a route resemble their neighbours."""
     route = neighborhood is not None and neighborhood.kind == "frames"
     return ROUTE_BLOCK if route and queries >= 2 * ROUTE_BLOCK else 1
 
 
 def _route_order(table: PlaceImages | None, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return queries in the order of their frames, one route after the other."""
+    """Return the queries sorted by route and frame."""
     if table is None:
         return rows
     images = table.query_rows[rows]
@@ -190,48 +197,41 @@ def _route_order(table: PlaceImages | None, rows: NDArray[np.int64]) -> NDArray[
     return rows[np.lexsort((table.frame_numbers()[images], route))]
 
 
-class _TableColumns(TypedDict, total=False):
-    query_images: Sequence[str]
-    reference_images: Sequence[str]
-    query_positions: NDArray[np.float64] | None
-    reference_positions: NDArray[np.float64] | None
-
-
-def _of_table(
-    table: PlaceImages | None, rows: NDArray[np.int64], retrieved: NDArray[np.int64]
-) -> _TableColumns:
+def _with_table(result: SetResult, table: PlaceImages | None, rows: NDArray[np.int64]) -> SetResult:
+    """Add the images and positions of a table to the result of its queries."""
     if table is None:
-        return {}
+        return result
     queries, root = table.query_rows[rows], str(table.root)
     images = ImageNames(table.paths, root, table.reference_rows)
-    if len(images) > MOST_REFERENCES:  # a result must not hold the whole table in memory
-        images = images.keeping(references_to_store(len(images), retrieved))
+    if len(images) > MOST_REFERENCES:  # a result must not keep the whole table in memory
+        images = images.keeping(references_to_store(len(images), result.matches.indices))
     posed = bool(table.posed.any())
-    return {
-        "query_images": ImageNames(table.paths[queries], root),
-        "reference_images": images,
-        "query_positions": table.positions[queries] if posed else None,
-        "reference_positions": table.positions[table.reference_rows] if posed else None,
-    }
+    return replace(
+        result,
+        query_images=ImageNames(table.paths[queries], root),
+        reference_images=images,
+        query_positions=table.positions[queries] if posed else None,
+        reference_positions=table.positions[table.reference_rows] if posed else None,
+    )
 
 
 class Fitted(NamedTuple):
     """Probabilities and a combination of scores, fitted on validation queries."""
 
     calibrations: dict[str, Combination]
-    """Score → logistic curve of this score."""
+    """Logistic curve of each score, by name."""
     combined: Score | None
     """The combination as a score. None if no scores were combined."""
     combination: Combination | None
     """Weights of the combination. None if no scores were combined."""
     own: Calibration | None = None
-    """Calibration as a map would use it. None if there is none for the model."""
+    """Calibration that a map would use. None if the model has none."""
 
 
 def fit(retrieved: Retrieved, scores: Sequence[Score], names: Sequence[str] = ()) -> Fitted:
     """Calibrate every available score on a validation set, and combine some of them.
 
-    Queries without a positive count as failures: the probability is that the top match is correct.
+    Queries without a positive count as failures, because the probability is that of a correct top match.
 
     Args:
         retrieved: The validation set after retrieval.
@@ -251,7 +251,7 @@ def fit(retrieved: Retrieved, scores: Sequence[Score], names: Sequence[str] = ()
     result = score_set(retrieved, scores, policy="fail")
     success = success_at(result.hits, 1)
     if not parts and (success.all() or not success.any()):
-        return Fitted({}, None, None)  # nothing to learn from; a combination fails below, with the reason
+        return Fitted({}, None, None)  # nothing can be fitted; a combination fails below, with the reason
     calibrations = {
         name: fit_combination(column.query[:, None], success, [name])
         for name, column in result.scores.items()
@@ -261,3 +261,76 @@ def fit(retrieved: Retrieved, scores: Sequence[Score], names: Sequence[str] = ()
     features = features_of(retrieved.evidence, parts)[result.queries]
     combination = fit_combination(features, success, [part.name for part in parts])
     return Fitted(calibrations, fused(combination), combination)
+
+
+def includes_calibrated(scores: str) -> bool:
+    """Return whether ``--scores`` includes the calibrated probability, as its default and "all" do."""
+    names = [name.strip() for name in scores.split(",")]
+    return names in ([""], ["all"]) or CALIBRATED in names
+
+
+def fit_calibrated(retrieved: Retrieved) -> Calibration | None:
+    """Fit the calibration of a map on a validation set.
+
+    Args:
+        retrieved: The validation set after retrieval.
+
+    Returns:
+        Probabilities without thresholds; None if they cannot be fitted.
+    """
+    queries, references = retrieved.evidence.queries, retrieved.evidence.references
+    patches = queries.patch_maps is not None and queries.images is not None
+    count = min(RERANK, len(references) // 4) if patches else 0
+    try:
+        evidence = _compared(retrieved, count)
+        right = retrieved.positives.hits(evidence.matches.indices)
+        examples = examples_of(evidence, right, retrieved.positives.counts == 0)
+        return fit_calibration(examples, CalibrateOptions(max_risk=None))
+    except KappaPlaceError:
+        return None
+
+
+def calibrated_score(retrieved: Retrieved, calibration: Calibration | None) -> ScoreColumns | str:
+    """Return the probabilities of a map as a score, or the reason why there are none.
+
+    A map sorts the first matches by their patches, and its calibration then gives each match one probability.
+    The row "Calibrated" of an evaluation has these probabilities, for matches in the order of their
+    similarity.
+
+    Args:
+        retrieved: The dataset after retrieval.
+        calibration: The calibration of the model; its domain is ignored, because every query gets a value.
+
+    Returns:
+        One probability per query and match, in the order of the matches.
+    """
+    if calibration is None:
+        return NOT_SHIPPED
+    try:
+        evidence = _compared(retrieved, calibration.rerank)
+        judgment = judge(evidence, replace(calibration, domain=None))
+    except KappaPlaceError as error:
+        return OTHER_INPUTS.format(reason=error)
+    assert judgment.probability is not None
+    if judgment.pairs is None:
+        return OTHER_INPUTS.format(reason="probabilities of single matches.")
+    table, rows = retrieved.table, evidence.matches.indices
+    apart = np.zeros(rows.shape, bool)
+    if table is not None:
+        positions = table.positions[table.reference_rows][rows]
+        gap = positions - positions[:, :1]
+        apart = np.hypot(gap[..., 0], gap[..., 1]) > 2 * table.radius  # False if a position is unknown
+    probability = match_probabilities(judgment.probability, judgment.pairs, apart)
+    # Find each match of the evaluation among the matches that are sorted by patches.
+    shown = retrieved.evidence.matches.indices
+    place = (shown[:, :, None] == rows[:, None, :]).argmax(axis=2)
+    own = np.take_along_axis(probability, place, axis=1)
+    return ScoreColumns(CALIBRATED, "Calibrated", 1 - own[:, 0], 1 - own, False, own[:, 0])
+
+
+def _compared(retrieved: Retrieved, rerank: int) -> Evidence:
+    """Return the evidence as a map computes it, with the first matches sorted by their patches."""
+    evidence = retrieved.evidence
+    pool = evidence.matches if evidence.pool is None else evidence.pool
+    k = evidence.matches.indices.shape[1]
+    return from_pool(evidence.queries, evidence.references, pool, k, rerank=rerank)

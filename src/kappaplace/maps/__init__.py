@@ -1,4 +1,4 @@
-"""Maps: images put where a query can find them, and the answer to where it was taken.
+"""Maps of images on disk, in which queries are localized.
 
 `PlaceMap` is all that most users need; see docs/maps.md. Names load on first use.
 """
@@ -11,21 +11,29 @@ from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.maps.answer import AnswerFile as AnswerFile
-    from kappaplace.maps.answer import Decided as Decided
+    from kappaplace.maps.answer import DecidedAnswer as DecidedAnswer
     from kappaplace.maps.answer import Localization as Localization
     from kappaplace.maps.answer import Match as Match
     from kappaplace.maps.answer import Pose as Pose
-    from kappaplace.maps.answer import decided as decided
+    from kappaplace.maps.answer import decide_answer as decide_answer
     from kappaplace.maps.answer import write_pairs as write_pairs
     from kappaplace.maps.build import Report as Report
     from kappaplace.maps.build import add_images as add_images
-    from kappaplace.maps.localize import verified_by as verified_by
-    from kappaplace.maps.models import loaded as loaded
-    from kappaplace.maps.models import model_of as model_of
-    from kappaplace.maps.models import preprocessing_of as preprocessing_of
+    from kappaplace.maps.embed import load_named_model as load_named_model
+    from kappaplace.maps.embed import model_of as model_of
+    from kappaplace.maps.embed import preprocessing_of as preprocessing_of
+    from kappaplace.maps.geotag_files import Tag as Tag
+    from kappaplace.maps.geotag_files import undo_geotags as undo_geotags
+    from kappaplace.maps.geotags import Geotags as Geotags
+    from kappaplace.maps.geotags import PhotoTag as PhotoTag
+    from kappaplace.maps.geotags import TagAnswer as TagAnswer
+    from kappaplace.maps.geotags import TagMatch as TagMatch
+    from kappaplace.maps.geotags import geotag as geotag
+    from kappaplace.maps.localize import rerank_of as rerank_of
     from kappaplace.maps.options import AddOptions as AddOptions
     from kappaplace.maps.options import BuildOptions as BuildOptions
     from kappaplace.maps.options import FitOptions as FitOptions
+    from kappaplace.maps.options import GeotagOptions as GeotagOptions
     from kappaplace.maps.options import LabelOptions as LabelOptions
     from kappaplace.maps.options import LocalizeOptions as LocalizeOptions
     from kappaplace.maps.options import OnError as OnError
@@ -34,17 +42,17 @@ if TYPE_CHECKING:
     from kappaplace.maps.options import area_of as area_of
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
     from kappaplace.maps.sources import as_table as as_table
+    from kappaplace.maps.store import MapStore as MapStore
+    from kappaplace.maps.store import verify_folder as verify_folder
     from kappaplace.maps.store.manifest import MANIFEST as MANIFEST
     from kappaplace.maps.store.manifest import Manifest as Manifest
     from kappaplace.maps.store.manifest import read_manifest as read_manifest
     from kappaplace.maps.store.manifest import write_manifest as write_manifest
-    from kappaplace.maps.store.reader import MapStore as MapStore
     from kappaplace.maps.store.segments import SEGMENTS as SEGMENTS
     from kappaplace.maps.store.segments import StaleMap as StaleMap
-    from kappaplace.maps.store.verify import verified as verified
     from kappaplace.maps.tune.calibrate import calibrate_map as calibrate_map
-    from kappaplace.maps.tune.calibrate import no_longer_compared as no_longer_compared
-    from kappaplace.maps.tune.fit import Fitted as Fitted
+    from kappaplace.maps.tune.calibrate import reranking_note as reranking_note
+    from kappaplace.maps.tune.fit import FitResult as FitResult
     from kappaplace.maps.tune.fit import estimate_fit as estimate_fit
     from kappaplace.maps.tune.fit import fit_map as fit_map
     from kappaplace.maps.tune.fit_check import FIT_RECORD as FIT_RECORD
@@ -53,18 +61,17 @@ if TYPE_CHECKING:
     from kappaplace.maps.tune.fit_check import KappaCheck as KappaCheck
     from kappaplace.maps.tune.fit_check import read_record as read_record
     from kappaplace.maps.tune.label import calibrate_map_on_labels as calibrate_map_on_labels
-    from kappaplace.maps.tune.label import label_loop as label_loop
     from kappaplace.maps.tune.label import label_map as label_map
     from kappaplace.maps.tune.label import match_picture as match_picture
     from kappaplace.maps.tune.label import query_picture as query_picture
     from kappaplace.maps.tune.label_sheet import Sheet as Sheet
     from kappaplace.maps.tune.label_sheet import head_lines as head_lines
     from kappaplace.maps.tune.monitor import MapMonitor as MapMonitor
-    from kappaplace.maps.tune.monitor import Observed as Observed
-    from kappaplace.maps.tune.monitor import from_lines as from_lines
-    from kappaplace.maps.tune.monitor import holds_answers as holds_answers
-    from kappaplace.maps.tune.monitor import observed_in as observed_in
-    from kappaplace.maps.tune.monitor import read_observed as read_observed
+    from kappaplace.maps.tune.monitor import Observation as Observation
+    from kappaplace.maps.tune.monitor import is_answer_file as is_answer_file
+    from kappaplace.maps.tune.monitor import observe as observe
+    from kappaplace.maps.tune.monitor import read_answer_lines as read_answer_lines
+    from kappaplace.maps.tune.monitor import read_observations as read_observations
     from kappaplace.maps.tune.self_calibrate import self_calibrate_map as self_calibrate_map
     from kappaplace.maps.tune.self_calibrate import sparse_note as sparse_note
 else:

@@ -298,31 +298,7 @@ def write_pairs(answers: Sequence[Localization], file: str | Path, *, least: flo
     return scores
 
 
-def read_pairs(file: str | Path) -> list[tuple[str, str, float | None, float | None]]:
-    """Read a file of `write_pairs`.
-
-    Args:
-        file: Path of the pairs, or of the pairs with scores.
-
-    Returns:
-        Query, reference, probability and similarity of each pair. The numbers are None in a plain hloc file.
-
-    Raises:
-        KappaPlaceError: If the file cannot be read.
-    """
-    pairs: list[tuple[str, str, float | None, float | None]] = []
-    try:
-        lines = Path(file).read_bytes().decode("utf-8", "surrogateescape").split("\n")
-        for line in filter(str.strip, lines):
-            query, reference, *numbers = line.split()
-            p, s = (float(number) for number in numbers) if numbers else (math.nan, math.nan)
-            pairs.append((query, reference, None if math.isnan(p) else p, None if math.isnan(s) else s))
-    except (OSError, ValueError) as error:
-        raise KappaPlaceError(f"{file} cannot be read as image pairs ({error}). Write it again.") from None
-    return pairs
-
-
-class Decided(NamedTuple):
+class DecidedAnswer(NamedTuple):
     """A decision for a given risk."""
 
     answer: Localization
@@ -332,9 +308,9 @@ class Decided(NamedTuple):
     """Whether the risk is guaranteed."""
 
 
-def decided(
+def decide_answer(
     answer: Localization, calibration: Calibration | None, radius: float, max_risk: float | None = None
-) -> Decided:
+) -> DecidedAnswer:
     """Decide an answer for a risk.
 
     The rules are those of `PlaceMap.localize`. The best match is decided by thresholds. Other matches are
@@ -350,23 +326,23 @@ def decided(
         The answer with its decisions, and their risk.
     """
     if calibration is None or answer.probability is None or not answer.matches:
-        return Decided(answer, None, False)
+        return DecidedAnswer(answer, None, False)
     plain = calibration.plain
     if plain is not None and answer.calibration == plain.fingerprint:
         calibration = plain
     own = calibration.rule
     if max_risk is None:
-        return Decided(answer, None if own is None else stated_risk(own), answer.guaranteed)
+        return DecidedAnswer(answer, None if own is None else stated_risk(own), answer.guaranteed)
     rule = rule_for(calibration, max_risk)
     if rule is own:
-        return Decided(answer, max_risk, answer.guaranteed)
+        return DecidedAnswer(answer, max_risk, answer.guaranteed)
     top = rule.decide(uncertainty=[answer.uncertainty], probability=[answer.probability])[0].value
     note = f"Decided for a risk of {percent(max_risk)}. This is an estimate, not a guarantee."
     matches = _decided_matches(answer, match_rule(own, max_risk), top, radius)
     pose = fused_pose(matches, radius)
     notes = (*answer.notes, note)
     decided_answer = replace(answer, decision=top, matches=matches, pose=pose, notes=notes, guaranteed=False)
-    return Decided(decided_answer, max_risk, False)
+    return DecidedAnswer(decided_answer, max_risk, False)
 
 
 def match_rule(own: DecisionRule | None, max_risk: float) -> DecisionRule:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,18 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.embed import BlockEmbedder, Pending
-from kappaplace.maps.models import keep_model, loaded, record_of, with_fitted_kappa
+from kappaplace.maps.embed import (
+    BlockEmbedder,
+    Pending,
+    keep_model,
+    load_named_model,
+    record_of,
+    whitened,
+    with_fitted_kappa,
+)
 from kappaplace.maps.options import AddOptions, BuildOptions
 from kappaplace.maps.references import finish
+from kappaplace.maps.rewrite import FULL_ROWS, check_dimension, whiten
 from kappaplace.maps.sources import (
     Images,
     ReferenceList,
@@ -31,19 +39,20 @@ from kappaplace.maps.sources import (
     into_frame,
     reference_list,
 )
+from kappaplace.maps.store import MapStore, parts
 from kappaplace.maps.store.manifest import Manifest, ModelRecord, read_manifest
-from kappaplace.maps.store.reader import MapStore, parts
 from kappaplace.maps.store.segments import Rows
 from kappaplace.maps.store.writer import PENDING, MapWriter, writer_of
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import usable_device
-from kappaplace.models.embedding.ray import starter
+from kappaplace.models.embedding.ray import Embedder, starter
+from kappaplace.models.encoder import whitened_fingerprint
+from kappaplace.models.whitening import Whitening
 from kappaplace.progress import track
 from kappaplace.retrieval.patch_codes import SAMPLE_IMAGES, PatchCodebook
+from kappaplace.types import Embeddings
 
 SEGMENT_ROWS = 2048
-FULL_ROWS = 256
-"""Largest segment with whole feature maps, which are written at once."""
 BLOCK = 64
 """Number of images per block. An interrupted process embeds at most one block again."""
 
@@ -73,7 +82,7 @@ class Report:
 
 
 def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: AddOptions) -> Report:
-    """Embed the images that the map does not have, segment by segment, and update its statistics.
+    """Embed the images that the map does not have, segment by segment. `finish` updates the statistics.
 
     Args:
         writer: Writer of the map.
@@ -102,7 +111,7 @@ def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: A
                 batch_size=options.batch_size,
                 device=options.device or None,
                 images=len(missing),
-                embedder=options.embedder,
+                embedder=_with_whitening(options.embedder, writer.store.whitening),
                 ray=options.ray,
                 patches=mode != "none",
             ) as embedder,
@@ -147,7 +156,6 @@ def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: A
             f"None of the {len(report.skipped):,} images could be read, so the map is empty. The first is "
             f"{name}: {reason}"
         )
-    finish(writer)
     return report
 
 
@@ -239,7 +247,8 @@ def _note_move(
 def _append(
     writer: MapWriter, images: ReferenceList, options: AddOptions, report: Report, rows: Rows
 ) -> None:
-    """Write a segment and remove what it replaces at once, so that a name always has exactly one image."""
+    """Write a segment and remove the references that it replaces in one change, so that a name always has one
+    image."""
     changes = {}
     if options.duplicates == "replace":
         references = writer.store.find(rows.names)
@@ -311,7 +320,7 @@ def build_map(
     if options.device:
         usable_device(options.device)
     table = as_table(images, options.layout, skip_unreadable=options.on_error == "skip")
-    ready, source = loaded(model)
+    ready, source = load_named_model(model)
     record = record_of(ready, source, options.preprocessing)
     kind = "none" if options.patches is None and options.embedder is not None else options.patches
     patches = patch_mode(ready, Preprocessing.from_dict(record.preprocessing), kind)
@@ -319,11 +328,16 @@ def build_map(
     references, fresh = reference_list(table, options.prefix), not out.exists()
     try:
         with writer_of(out, create=manifest, resume=True) as writer:
-            ready = with_fitted_kappa(out, writer.manifest.model, ready)
-            _check_same(out, manifest, writer.manifest, options)
+            check_dimension(writer, options.dim)
+            _check_same(out, manifest, writer.store, options)
+            ready = with_fitted_kappa(out, writer.manifest.model, ready, writer.store.whitening)
             keep_model(out, writer.manifest.model, ready)
             references = _in_frame(writer, table, options.prefix, references)
-            return extend(writer, references, ready, options), ready
+            report = extend(writer, references, ready, options)
+            if options.dim is not None and writer.manifest.whitening is None:
+                whiten(writer, options.dim)
+            finish(writer)
+            return report, whitened(ready, writer.manifest.model, writer.store.whitening)
     except KappaPlaceError:
         if fresh and not any((out / PENDING).glob("*")) and not read_manifest(out).count:
             shutil.rmtree(out)  # do not leave an empty map
@@ -353,12 +367,30 @@ def add_images(
     with writer_of(folder, resume=True) as writer:
         if writer.manifest.model.fingerprint != fingerprint:
             raise KappaPlaceError(f"Another process changed the model of {folder}. Open the map again.")
-        return extend(writer, _in_frame(writer, table, options.prefix, references), model, options)
+        report = extend(writer, _in_frame(writer, table, options.prefix, references), model, options)
+        finish(writer)
+        return report
 
 
-def _check_same(out: Path, new: Manifest, stored: Manifest, options: BuildOptions) -> None:
+def _with_whitening(embedder: Embedder | None, whitening: Whitening | None) -> Embedder | None:
+    """Return a function of the caller that embeds as the map: one that does not whiten is completed."""
+    if embedder is None or whitening is None:
+        return embedder
+
+    def embed(paths: Sequence[str]) -> Embeddings:
+        embeddings = embedder(paths)
+        descriptors = np.asarray(embeddings.descriptor)
+        is_whitened = descriptors.shape[1] != whitening.inputs
+        return embeddings if is_whitened else embeddings._replace(descriptor=whitening.of(descriptors))
+
+    return embed
+
+
+def _check_same(out: Path, new: Manifest, store: MapStore, options: BuildOptions) -> None:
     """Raise an error unless a resumed build has the same options as the first one."""
-    if new.model.fingerprint not in (stored.model.fingerprint, stored.model.base):
+    stored = store.manifest
+    fingerprint = whitened_fingerprint(new.model.fingerprint, store.whitening)
+    if fingerprint not in (stored.model.fingerprint, stored.model.base):
         raise KappaPlaceError(
             f"The map {out} was built with another model. Use that model, run `kappaplace map reembed`, or "
             "build into another folder."

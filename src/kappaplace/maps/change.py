@@ -1,32 +1,37 @@
-"""Changes of a whole map: removing references, compacting, and embedding with another model."""
+"""Changes of a whole map: remove references, compact, embed with another model, store patches."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from kappaplace.data.identity import file_stats, same_file
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.build import FULL_ROWS, Report, extend, patch_mode
-from kappaplace.maps.models import keep_model, loaded, record_of
+from kappaplace.maps.build import BLOCK, Report, evenly, extend, patch_mode, save_patch_codebook
+from kappaplace.maps.embed import keep_model, load_named_model, record_of, whitened, whitened_record
 from kappaplace.maps.options import AddOptions
-from kappaplace.maps.references import finish, whole_map_extras
+from kappaplace.maps.references import finish
+from kappaplace.maps.rewrite import rewrite, whiten
 from kappaplace.maps.sources import stored_references
-from kappaplace.maps.store.manifest import STORAGE, Manifest, SegmentRecord, read_manifest
-from kappaplace.maps.store.segments import SEGMENTS, Rows, write_segment
-from kappaplace.maps.store.verify import first_broken
+from kappaplace.maps.store import Indices, MapStore, first_broken, parts
+from kappaplace.maps.store.manifest import STORAGE, Manifest, read_manifest
+from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.writer import MapWriter, writer_of
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.retrieval.codes import learn_codebook
-from kappaplace.retrieval.columns import COARSE
+from kappaplace.models.embedding import usable_device
+from kappaplace.models.embedding.ray import Starter, starter
+from kappaplace.progress import track
+from kappaplace.retrieval.patch_codes import SAMPLE_IMAGES, PatchCodebook
+from kappaplace.retrieval.patches import learn_codes
 
-COMPACT_ROWS = 1 << 15
-"""Largest number of references per segment after compacting."""
 REEMBED = "reembed"
 """Folder inside a map with the new references, until all images are embedded."""
 
@@ -49,16 +54,18 @@ def remove_names(folder: Path, names: Sequence[str]) -> int:
         return len(references)
 
 
-def compact_map(folder: Path, storage: str | None = None) -> None:
+def compact_map(folder: Path, storage: str | None = None, dim: int | None = None) -> None:
     """Write all references again, without the removed ones and in few large segments.
 
     Args:
         folder: Folder of the map.
         storage: New number format of the descriptors. Compression is lossy and cannot be undone. Default:
             unchanged.
+        dim: Dimension to whiten the descriptors to. Default: unchanged.
 
     Raises:
-        KappaPlaceError: If the format is unknown, or a file of the map is damaged.
+        KappaPlaceError: If the format is unknown, a file of the map is damaged, or the map has too few images
+            to be whitened.
     """
     if storage is not None and storage not in STORAGE:
         raise KappaPlaceError(f"Unknown storage {storage!r}. Choose from: {', '.join(STORAGE)}.")
@@ -69,51 +76,10 @@ def compact_map(folder: Path, storage: str | None = None) -> None:
                 f"{message.rstrip('.')}, so nothing was changed. Restore the map from a copy, or rebuild it."
             )
         writer.clean(pending=True)
-        rewrite(writer, storage)
-
-
-def rewrite(writer: MapWriter, storage: str | None = None) -> None:
-    """Write all references to new segments, then replace the manifest."""
-    store, manifest = writer.store, writer.manifest
-    storage = storage or manifest.storage
-    changes: dict[str, Any] = {"storage": storage, "codebook": None}
-    codebook = None
-    if storage == "pq":
-        # Existing codes keep their codebook, so that they are not rounded twice.
-        codebook = store.codebook if manifest.codebook is not None else learn_codebook(store.descriptors)
-        changes["codebook"] = manifest.codebook
-        if manifest.codebook is None:
-            array = codebook.to_array()
-            changes["codebook"] = writer.extra("codebook", array, len(array))
-    if storage != manifest.storage and storage in COARSE:
-        changes["calibration"] = None
-    records: list[SegmentRecord] = []
-    waiting: list[Rows] = []
-    source = ("", "")
-
-    def flush() -> None:
-        if waiting:
-            root, prefix = source
-            target = writer.folder / SEGMENTS / writer.next_name()
-            joined = Rows.join(waiting)
-            records.append(write_segment(target, joined, storage, codebook, root=root, prefix=prefix))
-            waiting.clear()
-
-    most = FULL_ROWS if manifest.patches == "full" else COMPACT_ROWS
-    had_patches = False
-    for segment, rows in store.blocks():
-        own = (segment.record.root, segment.record.prefix)
-        mixed = segment.has_patches != had_patches
-        if mixed or own != source or sum(len(part) for part in waiting) + len(rows) > most:
-            flush()
-        source, had_patches = own, segment.has_patches
-        if len(rows):
-            waiting.append(rows)
-    flush()
-    changes |= {"segments": tuple(records), "removed": None, "distinctiveness": None, "sample": None}
-    changes |= whole_map_extras(MapWriter(writer.folder, replace(manifest, **changes)))
-    writer.commit(**changes)
-    writer.clean()
+        if dim is None:
+            rewrite(writer, storage)
+        else:
+            whiten(writer, dim, storage)
 
 
 def reembed_map(
@@ -136,7 +102,7 @@ def reembed_map(
     Raises:
         KappaPlaceError: If a reference has no image file, or an image cannot be read.
     """
-    ready, source = loaded(model)
+    ready, source = load_named_model(model)
     with writer_of(folder) as writer:
         record = record_of(ready, source)
         preprocessing = Preprocessing.from_dict(record.preprocessing)
@@ -149,6 +115,7 @@ def reembed_map(
             # Codes are learned from the new descriptors once all of them are complete.
             storage="float16" if writer.manifest.storage == "pq" else writer.manifest.storage,
             codebook=None,
+            whitening=None,
             patches=patch_mode(ready, preprocessing, patches or "none"),
             patch_codebook=None,
             segments=(),
@@ -163,14 +130,18 @@ def reembed_map(
         if inner.is_dir() and _other_draft(inner, draft):
             shutil.rmtree(inner)
         sources = stored_references(writer.store)
+        dim = writer.manifest.model.dim if writer.manifest.whitening is not None else record.dim
         with writer_of(inner, create=draft, resume=True) as fresh:
+            embedding = whitened(ready, fresh.manifest.model, fresh.store.whitening)
             for images in sources:
-                part = extend(fresh, images, ready, options)
+                part = extend(fresh, images, embedding, options)
                 report.added += part.added
                 report.already += part.already
                 report.unposed += part.unposed
                 report.skipped += part.skipped
             _drop_others(fresh, {name for images in sources for name in images.names})
+            if dim < fresh.manifest.model.dim:
+                whiten(fresh, dim)
             finish(fresh)
             if fresh.manifest.removed is not None or fresh.manifest.storage != writer.manifest.storage:
                 rewrite(fresh, writer.manifest.storage)
@@ -183,7 +154,9 @@ def reembed_map(
 def _other_draft(inner: Path, draft: Manifest) -> bool:
     try:
         stored = read_manifest(inner)
-        return (stored.model, stored.patches) != (draft.model, draft.patches)
+        whitening = MapStore(inner, stored).whitening
+        model = draft.model if whitening is None else whitened_record(draft.model, whitening)
+        return (stored.model, stored.patches) != (model, draft.patches)
     except KappaPlaceError:
         return True
 
@@ -198,7 +171,7 @@ def _take_over(writer: MapWriter, fresh: MapWriter) -> None:
     """Replace the segments of the map: link the new files first, then replace the manifest."""
     records = [writer.adopt(fresh.folder, record) for record in fresh.manifest.segments]
     new, changes = fresh.manifest, {}
-    for name in ("distinctiveness", "sample", "codebook", "patch_codebook"):
+    for name in ("distinctiveness", "sample", "codebook", "whitening", "patch_codebook"):
         extra = getattr(new, name)
         changes[name] = extra and writer.extra(
             name.replace("_", "-"), fresh.store.extra(extra), extra.rows, extra.how
@@ -213,3 +186,115 @@ def _take_over(writer: MapWriter, fresh: MapWriter) -> None:
         **changes,
     )
     writer.clean(pending=True)
+
+
+def store_patches(folder: Path, model: AnyModel, patches: str, options: AddOptions) -> Report:
+    """Store the patches of all references, or delete them. Descriptors and calibration do not change.
+
+    The map is complete after every segment, so an interrupted run resumes.
+
+    Args:
+        folder: Folder of the map.
+        model: Model of the map.
+        patches: Kind of patches to store: none, compact or full.
+        options: Options of the embedding.
+
+    Returns:
+        Number of references whose patches were stored or existed, and skipped images.
+
+    Raises:
+        KappaPlaceError: If the model has no patch maps, or an image is missing, unreadable or has changed.
+    """
+    if options.device:
+        usable_device(options.device)
+    report = Report()
+    with writer_of(folder) as writer:
+        preprocessing = Preprocessing.from_dict(writer.manifest.model.preprocessing)
+        patches = patch_mode(model, preprocessing, patches)
+        if patches != writer.manifest.patches:
+            _drop(writer, patches)
+        missing = writer.manifest.count - int(writer.store.has_patches(slice(None)).sum())
+        report.already = writer.manifest.count - missing
+        if patches == "none" or not missing:
+            return report
+        with (
+            starter(
+                model,
+                preprocessing,
+                batch_size=options.batch_size,
+                device=options.device or None,
+                images=missing,
+                embedder=options.embedder,
+                ray=options.ray,
+                patches=True,
+            ) as embedder,
+            track("Embedding", missing) as bar,
+        ):
+            if patches == "compact" and writer.manifest.patch_codebook is None:
+                sample = evenly(np.arange(writer.manifest.count), SAMPLE_IMAGES)
+                save_patch_codebook(writer, learn_codes(torch.from_numpy(_maps(writer, sample, embedder))))
+            book = writer.store.patch_codebook
+            for number in range(len(writer.manifest.segments)):
+                try:
+                    report.added += _store(writer, number, embedder, book, bar)
+                except KappaPlaceError as error:
+                    if options.on_error == "stop":
+                        raise
+                    report.skipped.append((f"segment {number}", str(error)))
+        writer.clean()
+    return report
+
+
+def _drop(writer: MapWriter, patches: str) -> None:
+    """Delete all patches, and record in the manifest what the map stores for patch matching."""
+    records = []
+    for record in writer.manifest.segments:
+        files = {name: file for name, file in record.files.items() if name != "patches.npy"}
+        same = len(files) == len(record.files)
+        records.append(record if same else writer.adopt(writer.folder, replace(record, files=files)))
+    writer.commit(segments=tuple(records), patches=patches, patch_codebook=None)
+
+
+def _store(writer: MapWriter, number: int, embedder: Starter, book: PatchCodebook | None, bar: track) -> int:
+    """Store the patches of one segment, and return the number of its references."""
+    store, records = writer.store, list(writer.manifest.segments)
+    if store.segments[number].has_patches:
+        return 0
+    start, live = int(store.starts[number]), store.rows_of(slice(None))
+    references = np.flatnonzero((live >= start) & (live < store.starts[number + 1]))
+    values: Column | None = None
+    for part in parts(references, BLOCK):
+        maps = _maps(writer, part, embedder)
+        codes = maps if book is None else book.encode(torch.from_numpy(maps))
+        if values is None:  # removed references keep zeros
+            values = np.zeros((len(store.segments[number]), *codes.shape[1:]), codes.dtype)
+        values[live[part] - start] = codes
+        bar.advance(len(part))
+    if values is None:
+        return 0
+    records[number] = writer.adopt(writer.folder, records[number], {"patches": values})
+    writer.commit(segments=tuple(records))
+    return len(references)
+
+
+def _maps(writer: MapWriter, references: Indices, embedder: Starter) -> NDArray[np.float16]:
+    """Compute the patch maps of references from their images, which must not have changed."""
+    store = writer.store
+    paths = [store.image_path(reference) for reference in references.tolist()]
+    for path, reference in zip(paths, references.tolist(), strict=True):
+        if not os.path.isfile(path):
+            raise KappaPlaceError(
+                f"The image {path!r} of {store.name(reference)!r} does not exist, so its patches cannot be "
+                "stored. Run the command where the images are, or `kappaplace map add` with their new folder."
+            )
+    stats, digests = store.gather("stats", references), store.gather("digests", references)
+    for path, now, then, digest in zip(paths, file_stats(paths), stats, digests, strict=True):
+        if not same_file(path, now, then, digest):
+            raise KappaPlaceError(
+                f"The image {path!r} has changed since it was embedded. Run `kappaplace map add` with "
+                "--duplicates replace."
+            )
+    maps = embedder.begin(paths)().patches
+    if maps is None:
+        raise KappaPlaceError("The embedder returned no patches. Pass another embedder, or omit it.")
+    return np.asarray(maps, np.float16)

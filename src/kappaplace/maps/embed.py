@@ -1,7 +1,7 @@
-"""Embedding the images of a map block by block.
+"""The model of a map, and the embedding of its images block by block.
 
-Embeddings that do not fill a segment yet are stored on disk, so that an interrupted build embeds at most one
-block again.
+Descriptors of different models must not be compared. Embeddings that do not fill a segment yet are stored on
+disk, so that an interrupted build embeds at most one block again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,12 +24,198 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
 from kappaplace.maps.options import OnError
 from kappaplace.maps.sources import ReferenceList
+from kappaplace.maps.store.manifest import ModelRecord
 from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.segments import COLUMNS, Blobs, Rows
+from kappaplace.maps.store.writer import writer_of
+from kappaplace.models.checkpoint import CARD, AnyModel, load_model, save_model, trainable
 from kappaplace.models.embedding.ray import Started, Starter
+from kappaplace.models.encoder import whitened_fingerprint
+from kappaplace.models.exported import ExportedModel
+from kappaplace.models.frozen import FrozenEncoder
+from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.registry import HUB
+from kappaplace.models.shipped import DEFAULT, is_shipped
+from kappaplace.models.whitening import Whitening
 from kappaplace.retrieval.patch_codes import PatchCodebook
 from kappaplace.retrieval.patches import learn_codes
 from kappaplace.types import Embeddings
+
+
+def load_named_model(model: AnyModel | str | Path | None) -> tuple[AnyModel, str]:
+    """Load a model that the user names.
+
+    Args:
+        model: Model, or its folder, file or name. None loads the pretrained model.
+
+    Returns:
+        The model, and its name; the name is empty unless the model is published.
+
+    Raises:
+        KappaPlaceError: If there is no such model.
+    """
+    if isinstance(model, ExportedModel | PlaceModel | FrozenEncoder):
+        return model.with_whitening(None), ""  # the whitening of a map's model belongs to that map
+    name = DEFAULT if model is None else str(model)
+    is_name = model is None or (isinstance(model, str) and is_published(name))
+    return load_model(name), name if is_name else ""
+
+
+def is_published(name: str) -> bool:
+    """Return whether `load_model` loads a published or a shipped model by this name."""
+    return is_shipped(name) or (name in HUB and not Path(name).exists())
+
+
+def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None = None) -> ModelRecord:
+    """Return the record of a model for a manifest.
+
+    Args:
+        model: The model.
+        source: Name of a published model, otherwise empty. The map keeps a copy of an unpublished model.
+            Exceptions are your own encoder and exported files, which must be passed at every use.
+        preprocessing: Preprocessing of the images. Default: the preprocessing of the model.
+
+    Returns:
+        The record.
+    """
+    fingerprint = model.fingerprint
+    if not source and _is_storable(model):
+        source = f"./model-{fingerprint[:12]}"
+    preprocessing = preprocessing or model.preprocessing
+    return ModelRecord(fingerprint, source, model.dim, model.has_kappa, preprocessing.to_dict())
+
+
+def keep_model(folder: Path, record: ModelRecord, model: AnyModel) -> None:
+    """Save a model in the map if its record names a folder inside the map.
+
+    Args:
+        folder: Folder of the map.
+        record: Record of the model.
+        model: The model.
+    """
+    if record.inside and not (folder / record.inside / CARD).is_file():
+        save_model(trainable(model), folder / record.inside)
+
+
+def adopt_model(folder: Path, record: ModelRecord, model: AnyModel) -> bool:
+    """Copy a passed model into a map that cannot load its model, so that the user passes it only once.
+
+    Args:
+        folder: Folder of the map.
+        record: Record of the map's model.
+        model: The model, with the fingerprint of the record.
+
+    Returns:
+        Whether the model was copied; False if another process writes to the map, or the map is read-only.
+    """
+    if record.inside or is_published(record.source) or not _is_storable(model):
+        return False
+    new = replace(record, source=record_of(model, "").source)
+    with suppress(KappaPlaceError, OSError), writer_of(folder) as writer:
+        if writer.manifest.model == record:
+            keep_model(folder, new, model)
+            writer.commit(model=new)
+            return True
+    return False
+
+
+def model_of(
+    folder: Path,
+    record: ModelRecord,
+    source: AnyModel | str | Path | None = None,
+    whitening: Whitening | None = None,
+) -> AnyModel:
+    """Load the model of a map.
+
+    A map may come from an untrusted source. Unless a model is passed, only published models and a model
+    folder inside the map are loaded. Their files are safetensors and JSON.
+
+    Args:
+        folder: Folder of the map.
+        record: Record of the map's model.
+        source: Model, or its folder, file or name. Default: the model that the record names.
+        whitening: Whitening of the map.
+
+    Returns:
+        The model, with the whitening.
+
+    Raises:
+        KappaPlaceError: If the model cannot be loaded, or it differs from the model of the map.
+    """
+    if source is None:
+        own = _own_folder(folder, record)
+        if own is None and not is_published(record.source):
+            need = "does not contain its model"
+            if record.source:
+                need = f"needs the model {record.source!r}, which is neither published nor stored in the map"
+            raise KappaPlaceError(f"The map {folder} {need}. Pass it with --model (model=…).")
+        try:
+            model = whitened(load_model(record.source if own is None else own), record, whitening)
+        except KappaPlaceError as error:
+            raise KappaPlaceError(
+                f"The model of the map {folder} cannot be loaded ({str(error).rstrip('.')}). Pass it with "
+                "--model (model=…)."
+            ) from None
+    else:
+        model = with_fitted_kappa(folder, record, load_named_model(source)[0], whitening)
+    if model.fingerprint != record.fingerprint:
+        raise KappaPlaceError(
+            f"The map {folder} was built with another model, so descriptors cannot be compared. Use that "
+            "model, or run `kappaplace map reembed`."
+        )
+    return model
+
+
+def _own_folder(folder: Path, record: ModelRecord) -> Path | None:
+    """Return the model's folder inside the map; None if there is none, or if it is a file or a link."""
+    own = folder / record.inside
+    return None if not record.inside or own.is_file() or own.is_symlink() else own
+
+
+def whitened_record(record: ModelRecord, whitening: Whitening) -> ModelRecord:
+    """Return the record of a model with a whitening."""
+    base = whitened_fingerprint(record.base, whitening) if record.base else ""
+    fingerprint = whitened_fingerprint(record.fingerprint, whitening)
+    return replace(record, fingerprint=fingerprint, base=base, dim=whitening.dim)
+
+
+def whitened(model: AnyModel, record: ModelRecord, whitening: Whitening | None) -> AnyModel:
+    """Return a model with the whitening of a map; an exported file of the map's model already has it."""
+    if whitening is None or model.fingerprint == record.fingerprint or model.dim != whitening.inputs:
+        return model
+    return model.with_whitening(whitening)
+
+
+def with_fitted_kappa(
+    folder: Path, record: ModelRecord, model: AnyModel, whitening: Whitening | None = None
+) -> AnyModel:
+    """Return the model with the whitening of the map, and with the κ that was fitted for it.
+
+    Args:
+        folder: Folder of the map.
+        record: Record of the map's model.
+        model: A model. Its κ is unchanged unless it is the map's model before the fit.
+        whitening: Whitening of the map.
+
+    Returns:
+        The model of the map.
+    """
+    own, model = _own_folder(folder, record), whitened(model, record, whitening)
+    if own is None or not record.base or model.fingerprint != record.base:
+        return model
+    fitted = load_model(own, encoder=model.encoder if isinstance(model, FrozenEncoder) else None)
+    return whitened(fitted, record, whitening)
+
+
+def preprocessing_of(record: ModelRecord) -> Preprocessing:
+    """Return the preprocessing of the map's images, which queries need as well."""
+    return Preprocessing.from_dict(record.preprocessing)
+
+
+def _is_storable(model: AnyModel) -> bool:
+    if isinstance(model, ExportedModel):
+        return False  # the user passes its file whenever it is used
+    return isinstance(model, PlaceModel) or model.name in HUB
 
 
 class Pending:
@@ -99,7 +286,7 @@ def _read(file: Path, key: str) -> Rows | None:
 
 @dataclass(eq=False)
 class BlockEmbedder:
-    """Embeds the images of a list block by block, or reads them from the pending blocks."""
+    """Embedding of a list of images, block by block. Images in pending blocks are not embedded again."""
 
     images: ReferenceList
     stats: NDArray[np.int64]
@@ -242,7 +429,7 @@ class BlockEmbedder:
 
 
 def _thumbnail(path: str) -> bytes:
-    from kappaplace.data.thumbnails import thumbnail
+    from kappaplace.data.decoding import thumbnail
 
     small = thumbnail(path)
     return b"" if small is None else small.jpeg

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, unproject
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import new_folder, replace_file, telling
 from kappaplace.maps.build import SEGMENT_ROWS, save_patch_codebook
-from kappaplace.maps.models import is_published, keep_model, loaded, record_of
+from kappaplace.maps.embed import is_published, keep_model, load_named_model, record_of
 from kappaplace.maps.references import finish
+from kappaplace.maps.store import UNIT, MapStore
 from kappaplace.maps.store.manifest import Manifest, ModelRecord, of_this_protocol
-from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.schema import Column, has_half_positions
 from kappaplace.maps.store.segments import POSE, Blobs, Rows
-from kappaplace.maps.store.verify import UNIT
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.checkpoint import AnyModel
+from kappaplace.models.whitening import Whitening
 from kappaplace.records import from_plain, to_plain
 from kappaplace.retrieval.patch_codes import PatchCodebook
 from kappaplace.types import Json
@@ -35,23 +36,23 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 META = "kappaplace_map"
-FACTS = (
-    *(
-        "model",
-        "frame",
-        "radius",
-        "neighbourhood",
-        "storage",
-        "thumbnails",
-        "patches",
-        "name",
-        "calibration",
-        "protocol",
-    ),
-)
+FACTS = [
+    "model",
+    "frame",
+    "radius",
+    "neighbourhood",
+    "storage",
+    "thumbnails",
+    "patches",
+    "name",
+    "calibration",
+    "protocol",
+]
 """Fields of the manifest that are the same for all references."""
 PATCH_CODEBOOK = "patch_codebook"
 """Key of the codebook that decodes compact patches: float32 numbers in base64."""
+WHITENING = "whitening"
+"""Key of the projection of the descriptors of the model, (D+1)×d: float32 numbers in base64."""
 FIRST = {"protocol": 1}
 """Default values of fields that a file does not contain."""
 
@@ -114,8 +115,11 @@ def import_map(
         raise KappaPlaceError(f"The file {file} does not exist. Check the path.")
     with new_folder(out) as part, telling(f"{file} cannot be imported as a map"):
         facts, parts = readers[file.suffix.lower()](file)
-        ready = None if model is None else loaded(model)
-        book = _codebook(facts)
+        book, whitening = _codebook(facts), _whitening(facts)
+        ready = None
+        if model is not None:
+            plain, source = load_named_model(model)
+            ready = plain.with_whitening(whitening), source
         manifest = _manifest_from(facts, ready, file, out.stem)
         folder = "" if root is None else os.path.abspath(root)
         seen: set[str] = set()
@@ -124,6 +128,9 @@ def import_map(
                 keep_model(part, manifest.model, ready[0])
             if book is not None:
                 save_patch_codebook(writer, book)
+            if whitening is not None:
+                array = whitening.to_array()
+                writer.commit(whitening=writer.extra("whitening", array, len(array)))
             for each in parts:
                 _check(each.rows, manifest.model.dim, seen, file)
                 writer.append(each.rows, folder, each.prefix)
@@ -139,15 +146,31 @@ def _facts(store: MapStore) -> dict[str, Json]:
     if store.manifest.patches == "full":  # too large to exchange
         plain["patches"] = "none"
     facts = {key: plain[key] for key in FACTS}
-    if store.patch_codebook is not None:
-        facts[PATCH_CODEBOOK] = b64encode(store.patch_codebook.to_array().tobytes()).decode("ascii")
+    arrays = {PATCH_CODEBOOK: store.patch_codebook, WHITENING: store.whitening}
+    for key, part in arrays.items():
+        if part is not None:
+            facts[key] = b64encode(part.to_array().tobytes()).decode("ascii")
     return facts
 
 
 def _codebook(facts: dict[str, Json] | None) -> PatchCodebook | None:
     """Remove the codebook of compact patches from the facts of a file, and return it."""
-    text = None if facts is None else facts.pop(PATCH_CODEBOOK, None)
-    return None if text is None else PatchCodebook.from_array(np.frombuffer(b64decode(str(text)), np.float32))
+    numbers = _numbers(facts, PATCH_CODEBOOK)
+    return None if numbers is None else PatchCodebook.from_array(numbers)
+
+
+def _whitening(facts: dict[str, Json] | None) -> Whitening | None:
+    """Remove the whitening from the facts of a file, and return it."""
+    numbers = _numbers(facts, WHITENING)
+    if numbers is None or facts is None:
+        return None
+    dim = from_plain(ModelRecord, facts["model"]).dim
+    return Whitening(torch.from_numpy(numbers.reshape(-1, dim).copy()))
+
+
+def _numbers(facts: dict[str, Json] | None, key: str) -> NDArray[np.float32] | None:
+    text = None if facts is None else facts.pop(key, None)
+    return None if text is None else np.frombuffer(b64decode(str(text)), np.float32)
 
 
 def _without_path(model: ModelRecord) -> ModelRecord:
@@ -177,7 +200,7 @@ def _check(rows: Rows, dim: int, seen: set[str], file: Path) -> None:
     shape = rows.descriptors.shape
     if shape != (len(rows), dim):
         raise KappaPlaceError(
-            f"{file} has descriptors of shape {shape} for {len(rows)} names and {dim} dimensions."
+            f"The descriptors in {file} must have shape {(len(rows), dim)}, got {shape}. Check the file."
         )
     length = np.linalg.norm(rows.descriptors, axis=1)
     if not bool((np.abs(length - 1) <= UNIT).all()):

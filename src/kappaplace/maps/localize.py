@@ -23,17 +23,16 @@ from kappaplace.calibration.calibration import (
 )
 from kappaplace.calibration.decision import decide_matches, match_probabilities
 from kappaplace.calibration.domain import Domain
-from kappaplace.calibration.sources import borrowed_note
+from kappaplace.calibration.sources import shipped_note
 from kappaplace.checks import percent
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization, Match, fused_pose
 from kappaplace.maps.options import LocalizeOptions
 from kappaplace.maps.references import MapReferences
-from kappaplace.maps.store.reader import MapStore
-from kappaplace.retrieval.evidence import Evidence
+from kappaplace.maps.store import MapStore
+from kappaplace.retrieval.evidence import DEEP, Evidence, from_pool
 from kappaplace.retrieval.patches import reordered
 from kappaplace.retrieval.references import Floats, Queries
-from kappaplace.retrieval.retrieve import DEEP, from_pool
 from kappaplace.uncertainty import SCORES
 
 T = TypeVar("T")
@@ -74,8 +73,8 @@ UNLIKE_BANK = (
 )
 NO_IMAGES = "Patch matching needs the query images. Pass images instead of embeddings, or rerank=0."
 NO_RANKING = (
-    "Ordering by probability needs a calibration of all matches, and labels of best matches do not give one. "
-    "Run `kappaplace calibrate` with --queries or --self."
+    "Matches cannot be ordered by probability, because the calibration covers only the best match. Run "
+    "`kappaplace calibrate` with --queries or --self."
 )
 SAME_PLACE = 0.5
 """A query is reported as probably not in this map if its probability of being in-map is lower."""
@@ -182,12 +181,12 @@ def _calibration_for(
     """Return the calibration for this kind of comparison, and the notes on it for every answer."""
     if own is None and shipped is not None:
         if _applies(shipped, evidence, count):
-            return shipped, [borrowed_note(shipped)]
-        if verified_by(shipped) != count:
-            return None, [SHIPPED_NOT_SO.format(count=verified_by(shipped))]
+            return shipped, [shipped_note(shipped)]
+        if rerank_of(shipped) != count:
+            return None, [SHIPPED_NOT_SO.format(count=rerank_of(shipped))]
     if own is None:
         return None, [NOT_CALIBRATED]
-    if verified_by(own) == count:
+    if rerank_of(own) == count:
         return own, []
     if count == 0 and own.plain is not None:
         return own.plain, [PLAIN]
@@ -196,7 +195,7 @@ def _calibration_for(
 
 def _rerank_count(rerank: int | None, calibration: Calibration | None, queries: Queries) -> int:
     """Return the number of matches to re-rank by patch matching."""
-    return verified_by(calibration) if rerank is None and queries.images is not None else rerank or 0
+    return rerank_of(calibration) if rerank is None and queries.images is not None else rerank or 0
 
 
 def _check_request(
@@ -211,7 +210,7 @@ def _check_request(
         raise KappaPlaceError(NO_IMAGES)
     if by_probability and (calibration is None or not calibration.pair_scores):
         raise KappaPlaceError(NO_RANKING)
-    if by_probability and calibration is not None and verified_by(calibration) != count:
+    if by_probability and calibration is not None and rerank_of(calibration) != count:
         raise KappaPlaceError(_not_so_calibrated(calibration, count))
 
 
@@ -225,23 +224,23 @@ def _outside_note(calibration: Calibration | None, outside_rate: float | None) -
     return [MORE_OUTSIDE.format(then=percent(then), now=percent(outside_rate))]
 
 
-def verified_by(calibration: Calibration | None) -> int:
+def rerank_of(calibration: Calibration | None) -> int:
     """Return the number of matches that were re-ranked by patch matching when the calibration was fitted."""
     return 0 if calibration is None else calibration.rerank
 
 
-def how_compared(count: int) -> str:
+def reranking_text(count: int) -> str:
     """Describe in words how matches were ranked."""
     return f"with patch matching of {count} matches" if count else "without patch matching"
 
 
 def _not_so_calibrated(calibration: Calibration, count: int) -> str:
-    return NOT_SO_CALIBRATED.format(then=how_compared(verified_by(calibration)), now=how_compared(count))
+    return NOT_SO_CALIBRATED.format(then=reranking_text(rerank_of(calibration)), now=reranking_text(count))
 
 
 def _applies(calibration: Calibration, evidence: Evidence, count: int) -> bool:
     """Return whether all scores of a shipped calibration can be computed. Some need several matches."""
-    if verified_by(calibration) != count:
+    if rerank_of(calibration) != count:
         return False
     names = {*calibration.scores, *calibration.pair_scores}
     return all(name in SCORES and SCORES[name].reason(evidence) is None for name in names)
@@ -319,7 +318,7 @@ def _match_decisions(
 
 
 def _match_probabilities(judgment: Judgment, apart: NDArray[np.bool_]) -> Table[float]:
-    """Return the probability on which the decision on every match is based, N×K; None if it is unknown."""
+    """Return the probability behind the decision on every match, N×K; None if it is unknown."""
     queries, count = apart.shape
     if judgment.probability is None:
         return _best_only(None, queries, count)

@@ -21,21 +21,21 @@ from torch import Tensor
 from kappaplace._names import renamed
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.domain import Domain
-from kappaplace.calibration.fit import Examples
+from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.options import RERANK
 from kappaplace.calibration.sources import bank_for, calibration_with
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization
-from kappaplace.maps.localize import Calibrations, locate, verified_by
-from kappaplace.maps.models import adopt_model, model_of, preprocessing_of
-from kappaplace.maps.notes import map_info, standing_notes
+from kappaplace.maps.embed import adopt_model, model_of, preprocessing_of
+from kappaplace.maps.localize import Calibrations, locate, rerank_of
 from kappaplace.maps.options import LocalizeOptions, Order
 from kappaplace.maps.references import MapReferences
-from kappaplace.maps.store.manifest import Manifest, read_manifest
-from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps.store import MapStore
+from kappaplace.maps.store.manifest import PROTOCOL, Manifest, read_manifest
 from kappaplace.maps.store.segments import StaleMap
 from kappaplace.maps.store.writer import writer_of
+from kappaplace.maps.tune.monitor import drift_note
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import as_sources, embed_images, patch_maps_of
 from kappaplace.retrieval import Circle, EngineOptions, open_search
@@ -60,15 +60,21 @@ def query_names(sources: Sequence[Source]) -> list[str]:
 
 
 LOOKS_AT_IMAGES = 50
-"""Number of images of the map to check: patch matching is on by default only if all of them are readable."""
+"""Number of images of the map to check. Patch matching is on by default if all of them are readable."""
 IN_MEMORY = 1024
 """Largest number of queries whose patch maps stay in memory. For longer lists, they are computed again."""
 ATTEMPTS = 5
 """Number of attempts to read a map that another process compacts repeatedly."""
+GROWN = 0.2
+"""Answers have a note if the map grew or shrank by more than this fraction since its calibration."""
+OLDER = (
+    "The map was written with protocol {then} and this version uses {now}, so its scores differ. Its "
+    "calibration is ignored; calibrate the map again."
+)
 
 
 class OpenMap:
-    """A map as it was when it was opened, for queries. `PlaceMap` adds methods that change the map."""
+    """An open map for queries, as it was when it was opened. `PlaceMap` adds methods that change the map."""
 
     def __init__(
         self,
@@ -191,16 +197,29 @@ class OpenMap:
 
     def compares(self, rerank: int | None) -> bool:
         """Return whether queries with this setting are re-ranked by patch matching."""
-        count = verified_by(self.calibration or self.borrowed) if rerank is None else rerank
+        count = rerank_of(self.calibration or self.borrowed) if rerank is None else rerank
         return count > 0 and getattr(self.model, "shows_patches", False)
 
     def notes(self) -> list[str]:
-        """Return the notes that apply to every answer of this map."""
-        return standing_notes(self.folder, self.manifest, self.calibration)
-
-    def info(self) -> dict[str, Json]:
-        """Return a summary of the map as plain values."""
-        return map_info(self.folder, self.manifest) | {"borrowed": self.borrowed is not None}
+        """Return the notes that apply to every answer: on the calibration, and on unknown positions."""
+        manifest, calibration, notes = self.manifest, self.calibration, []
+        if manifest.protocol < PROTOCOL:
+            notes.append(OLDER.format(then=manifest.protocol, now=PROTOCOL))
+        record = manifest.calibration
+        if record is not None and calibration is not None:
+            if not record.get("guarantee", False):
+                notes.append(f"Calibrated on {record['origin']}; no risk is guaranteed.")
+            then, now = int(record["references"]), manifest.count
+            if abs(now - then) > GROWN * max(then, 1):
+                notes.append(
+                    f"The map had {then:,} references when it was calibrated and now has {now:,}. Calibrate "
+                    "it again."
+                )
+            if drift := drift_note(self.folder, calibration.fingerprint):
+                notes.append(drift)
+        if manifest.unposed:
+            notes.append(f"{manifest.unposed:,} of {manifest.count:,} references have no position.")
+        return notes
 
     def refresh(self) -> bool:
         """Read the map again, and return whether another process has changed it."""
@@ -379,14 +398,17 @@ class OpenMap:
 
     def _load_model(self) -> AnyModel:
         try:
-            model = model_of(self.folder, self.manifest.model, self.model_source)
+            model = self._model_of()
         except KappaPlaceError:  # another process may have given the map another model
             if not self.refresh():
                 raise
-            model = model_of(self.folder, self.manifest.model, self.model_source)
+            model = self._model_of()
         if self.model_source is not None and adopt_model(self.folder, self.manifest.model, model):
             self.refresh()
         return model
+
+    def _model_of(self) -> AnyModel:
+        return model_of(self.folder, self.manifest.model, self.model_source, self._store.whitening)
 
     def _patch_maps(self, images: Sequence[Source]) -> Tensor:
         before = self.manifest.model.fingerprint

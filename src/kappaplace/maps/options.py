@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, SupportsFloat
 
-from kappaplace.checks import check_compared, choice, share
+from kappaplace.checks import check_compared, checked_seed, choice, share, within
 from kappaplace.data.near import Circle, checked_circle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help
@@ -24,6 +24,8 @@ OnError = Literal["skip", "stop"]
 Storage = Literal["float32", "float16", "int8"]
 Patches = Literal["none", "compact", "full"]
 Order = Literal["similarity", "probability"]
+MOST_MINUTES, MOST_SPEED = 1e6, 1e5
+"""Largest values for comparing photos, far beyond any use."""
 Rerank = Annotated[
     int | None,
     Help(
@@ -72,10 +74,8 @@ class AddOptions:
             object.__setattr__(self, "on_error", "stop")
         choice(self.duplicates, Duplicates, "duplicates")
         choice(self.on_error, OnError, "on_error")
-        if self.segment_rows < 1:
-            raise KappaPlaceError(f"segment_rows must be at least 1, got {self.segment_rows}.")
-        if self.batch_size < 1:
-            raise KappaPlaceError(f"batch_size must be at least 1, got {self.batch_size}.")
+        within(self.segment_rows, "segment_rows", 1)
+        within(self.batch_size, "batch_size", 1)
         if self.ray and self.embedder is not None:
             raise KappaPlaceError("ray and embedder cannot be used together. Pass only one of them.")
 
@@ -107,6 +107,13 @@ class BuildOptions(AddOptions):
             "feature maps. Default: compact if the model has patch maps."
         ),
     ] = None
+    dim: Annotated[
+        int | None,
+        Help(
+            "Dimension of the descriptors after whitening on the map's own images, for encoders with long "
+            "descriptors. Default: the dimension of the model."
+        ),
+    ] = None
     name: str = ""
     """Name of the map. Default: the name of its folder."""
     preprocessing: Preprocessing | None = None
@@ -116,6 +123,8 @@ class BuildOptions(AddOptions):
         super().__post_init__()
         if self.patches is not None:
             choice(self.patches, Patches, "patches")
+        if self.dim is not None and self.dim < 2:
+            raise KappaPlaceError(f"dim must be at least 2, got {self.dim}.")
 
 
 @dataclass(frozen=True)
@@ -138,8 +147,7 @@ class LocalizeOptions:
     """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise KappaPlaceError(f"k must be at least 1, got {self.k}.")
+        within(self.k, "k", 1)
         if isinstance(self.rerank, bool):
             raise KappaPlaceError(
                 f"rerank must be a number of matches, got {self.rerank}. To order matches by probability, "
@@ -206,7 +214,39 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         for name in ("images", "views", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise KappaPlaceError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.seed < 0 or not self.lr > 0:
-            raise KappaPlaceError(f"seed must be at least 0 and lr above 0, got {self.seed} and {self.lr}.")
+            within(getattr(self, name), name, 1)
+        checked_seed(self.seed)
+        if not self.lr > 0:
+            raise KappaPlaceError(f"lr must be above 0, got {self.lr}.")
+
+
+@dataclass(frozen=True)
+class GeotagOptions:
+    """Options for finding the positions of photos.
+
+    Raises:
+        KappaPlaceError: If a value is out of range.
+    """
+
+    minutes: Annotated[
+        float, Help("Compare answers to photos taken within this many minutes of each other.")
+    ] = 5.0
+    speed: Annotated[float, Help("Highest plausible speed between two photos, in metres per second.")] = 15.0
+    between: Annotated[
+        bool, Help("Also place photos taken between two placed ones, at most a minute and a radius apart.")
+    ] = True
+    """Not covered by the guarantee of the accepted answers."""
+    max_risk: Annotated[
+        float | None, Help("Accepted error rate. Default: the risk that the map was calibrated for.")
+    ] = None
+    rerank: Rerank = None
+    """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
+    batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
+
+    def __post_init__(self) -> None:
+        within(self.minutes, "minutes", 0, MOST_MINUTES)
+        within(self.speed, "speed", 0, MOST_SPEED)
+        within(self.batch_size, "batch_size", 1)
+        check_compared(self.rerank or 0)
+        if self.max_risk is not None:
+            share(self.max_risk, "risk")

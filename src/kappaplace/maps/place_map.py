@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.build import Report, add_images, build_map
-from kappaplace.maps.change import compact_map, reembed_map, remove_names
+from kappaplace.maps.change import compact_map, reembed_map, remove_names, store_patches
 from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.options import AddOptions, BuildOptions, Patches
-from kappaplace.maps.patches import store_patches
 from kappaplace.maps.sources import Images, as_table
+from kappaplace.maps.store import verify_folder
 from kappaplace.maps.store.manifest import read_manifest
-from kappaplace.maps.store.verify import verified
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.retrieval import EngineOptions
 
@@ -24,9 +23,10 @@ if TYPE_CHECKING:
     from kappaplace.calibration.calibration import Calibration
     from kappaplace.calibration.options import CalibrateOptions
     from kappaplace.maps.options import FitOptions, LabelOptions
-    from kappaplace.maps.tune.fit import Fitted
+    from kappaplace.maps.tune.fit import FitResult
     from kappaplace.maps.tune.label_sheet import Sheet
     from kappaplace.maps.tune.monitor import MapMonitor
+    from kappaplace.types import Json
 
 
 class PlaceMap(OpenMap):
@@ -137,18 +137,21 @@ class PlaceMap(OpenMap):
         self.refresh()
         return count
 
-    def compact(self, storage: str | None = None) -> None:
+    def compact(self, storage: str | None = None, dim: int | None = None) -> None:
         """Free the space of removed references, merge small segments, and compare all places again.
 
         Args:
             storage: New number format of the descriptors: float32, float16, int8, or pq (codes of at most 128
                 bytes, learned from the descriptors of the map). A change to int8 or pq removes the
                 calibration. Default: unchanged.
+            dim: Dimension to whiten the descriptors to, fitted on these descriptors. This removes the
+                calibration. Default: unchanged.
 
         Raises:
-            KappaPlaceError: If the format is unknown, or a file of the map is damaged.
+            KappaPlaceError: If the format is unknown, a file of the map is damaged, or the map has too few
+                images for this dimension.
         """
-        compact_map(self.folder, storage)
+        compact_map(self.folder, storage, dim)
         self.refresh()
 
     def reembed(
@@ -185,13 +188,48 @@ class PlaceMap(OpenMap):
         self.refresh()
         return self.report
 
+    def info(self) -> dict[str, Json]:
+        """Return a summary of the map as plain values."""
+        manifest = self.manifest
+        distinct, record, model = manifest.distinctiveness, manifest.calibration, manifest.model
+        unknown = manifest.rows - (distinct.rows if distinct else 0)
+        return {
+            "map": str(self.folder),
+            "name": manifest.name,
+            "references": manifest.count,
+            "removed": manifest.rows - manifest.count,
+            "unposed": manifest.unposed,
+            "segments": len(manifest.segments),
+            "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
+            "dim": model.dim,
+            **({} if manifest.whitening is None else {"whitened_from": manifest.whitening.rows - 1}),
+            "storage": manifest.storage,
+            "thumbnails": manifest.thumbnails,
+            "patches": manifest.patches,
+            "model": model.source or "not stored (pass --model)",
+            "model_fingerprint": model.fingerprint,
+            "kappa": model.kappa,
+            "preprocessing": model.preprocessing,
+            "frame": manifest.frame,
+            "radius": manifest.radius,
+            "neighbourhood": manifest.neighborhood,
+            "distinctiveness": (distinct.how if distinct else "none")
+            + (f", {unknown} not computed" if unknown else ""),
+            "calibration": None if record is None else record["origin"],
+            "version": manifest.version,
+            "format": manifest.format,
+            "protocol": manifest.protocol,
+            "kappaplace": manifest.kappaplace,
+            "borrowed": self.borrowed is not None,
+        }
+
     def verify(self) -> list[str]:
         """Compare every file with its checksum.
 
         Returns:
             One message per problem; an empty list if the map is intact.
         """
-        return verified(self.folder)[1]
+        return verify_folder(self.folder)[1]
 
     def export(self, file: str | Path) -> Path:
         """Write all references of the map to one file.
@@ -310,7 +348,7 @@ class PlaceMap(OpenMap):
         *,
         calibrate: bool = True,
         say: Callable[[str], None] = lambda message: None,
-    ) -> Fitted:
+    ) -> FitResult:
         """Fit κ on the map's own images, without labels, and calibrate on them.
 
         Descriptors do not change. The previous calibration is removed, because scores change.

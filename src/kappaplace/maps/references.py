@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from kappaplace.data.near import Circle, Near
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.store import Indices, MapStore, Selection
 from kappaplace.maps.store.manifest import Extra
-from kappaplace.maps.store.reader import Indices, MapStore, Selection
 from kappaplace.maps.store.writer import MapWriter
 from kappaplace.progress import track
 from kappaplace.retrieval import exact
 from kappaplace.retrieval.columns import Columns
 from kappaplace.retrieval.exact import best_outside, of_descriptors, row_moments
-from kappaplace.retrieval.map_search import Search
+from kappaplace.retrieval.open import Search
 from kappaplace.retrieval.patch_codes import LocalFeatures, PatchCodebook
 from kappaplace.retrieval.references import SAMPLE as Z_SAMPLE
 from kappaplace.retrieval.references import Floats, PatchMaps, draw
@@ -46,7 +46,7 @@ class _Kappa:
 
 
 class MapReferences:
-    """The references of one version of a map. Methods are documented in `kappaplace.retrieval.references`.
+    """References of one version of a map. `kappaplace.retrieval.references` documents the methods.
 
     Args:
         store: The stored map.

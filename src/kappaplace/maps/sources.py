@@ -16,7 +16,7 @@ from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes, project, unproject
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import path_inside
-from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps.store import MapStore
 
 Images: TypeAlias = "str | Path | PlaceImages | Iterable[str | Path]"
 """A folder, a table (a file or in memory), one image, or a list of image files."""
@@ -153,7 +153,7 @@ def _photos(root: Path, paths: list[str], skip_unreadable: bool) -> PlaceImages:
             if not skip_unreadable:
                 raise
             poses.append(PhotoPose())
-    lat, lon, heading, accuracy, time = np.array(poses, np.float64).T
+    lat, lon, heading, accuracy, time, _ = np.array(poses, np.float64).T
     vague = accuracy > MAX_ACCURACY
     positions, frame = project(*(np.where(vague, np.nan, side) for side in (lat, lon)))
     text = np.array(paths, np.dtypes.StringDType())

@@ -114,7 +114,7 @@ class Resampling:
 def _draw(
     rng: np.random.Generator, queries: int, block: int | tuple[NDArray[np.int64], ...]
 ) -> NDArray[np.int64]:
-    """Sample positions in a dataset: whole groups, or blocks from anywhere, the last one cut to fit."""
+    """Sample positions in a dataset: whole groups, or random blocks, of which the last is cut to fit."""
     if isinstance(block, tuple):
         return np.concatenate([block[group] for group in rng.integers(0, len(block), len(block))])
     starts = rng.integers(0, queries - block + 1, -(-queries // block))

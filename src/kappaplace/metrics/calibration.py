@@ -35,7 +35,7 @@ class ReliabilityCurve(NamedTuple):
     expected: NDArray[np.float64]
     """Expected fraction of correct queries in each bin."""
     outside: int = 0
-    """Queries above the top edge, which only zooming causes. They add no gap but count among all queries."""
+    """Queries above the top edge, which exist only after zooming. They count as queries but add no gap."""
 
     @property
     def error(self) -> float:
@@ -144,7 +144,7 @@ def match_pairs(
     scores = np.asarray(uncertainty)
     if scores.shape != np.shape(hits):
         raise KappaPlaceError(
-            f"Match-level metrics need one score per match, got shapes {scores.shape} and {np.shape(hits)}."
+            f"Expected one score per match, got {scores.shape} for {np.shape(hits)} matches."
         )
     top = checked_hits(hits, k, "match-level calibration")
     return scores[:, :k].ravel(), top.ravel()
@@ -181,7 +181,7 @@ def match_calibration_error(
 
 
 class EceSurface(NamedTuple):
-    """ECE for several numbers of bins and clamps, which its definition does not fix."""
+    """ECE for several numbers of bins and clamps, because the definition of ECE leaves both open."""
 
     bins: NDArray[np.int64]
     """Numbers of bins."""

@@ -28,7 +28,7 @@ class AcceptanceCurve(NamedTuple):
     """Each value of the uncertainty, ascending; a query is accepted if its uncertainty is at most this."""
     accepted: NDArray[np.int64]
     """Queries accepted at each threshold."""
-    right: NDArray[np.int64]
+    correct: NDArray[np.int64]
     """Correct queries among the accepted ones, at each threshold."""
 
     @property
@@ -39,7 +39,7 @@ class AcceptanceCurve(NamedTuple):
     @property
     def successes(self) -> int:
         """Number of correct queries."""
-        return int(self.right[-1])
+        return int(self.correct[-1])
 
     @property
     def coverage(self) -> NDArray[np.float64]:
@@ -49,7 +49,7 @@ class AcceptanceCurve(NamedTuple):
     @property
     def risk(self) -> NDArray[np.float64]:
         """Selective risk: fraction of the accepted queries that is incorrect."""
-        return (self.accepted - self.right) / self.accepted
+        return (self.accepted - self.correct) / self.accepted
 
     @property
     def auroc(self) -> float:
@@ -57,9 +57,9 @@ class AcceptanceCurve(NamedTuple):
         failures = self.queries - self.successes
         if self.successes == 0 or failures == 0:
             return NAN
-        incorrect = _steps(self.accepted - self.right)
+        incorrect = _steps(self.accepted - self.correct)
         # An incorrect query ranks after the correct ones of earlier steps and half of those of its step.
-        correct_before = self.right - _steps(self.right) / 2
+        correct_before = self.correct - _steps(self.correct) / 2
         return float((incorrect * correct_before).sum() / (self.successes * failures))
 
     @property
@@ -67,14 +67,14 @@ class AcceptanceCurve(NamedTuple):
         """Area under the precision–recall curve, see the function ``auc_pr``."""
         if self.successes == 0:
             return NAN
-        return float((_steps(self.right) * (1 - self.risk)).sum() / self.successes)
+        return float((_steps(self.correct) * (1 - self.risk)).sum() / self.successes)
 
     @property
     def recall_at_full_precision(self) -> float:
         """Recall at 100% precision, see the function ``recall_at_full_precision``."""
         if self.successes == 0:
             return NAN
-        return float(self.right[self.right == self.accepted].max(initial=0) / self.successes)
+        return float(self.correct[self.correct == self.accepted].max(initial=0) / self.successes)
 
     @property
     def aurc(self) -> float:
@@ -91,7 +91,7 @@ class AcceptanceCurve(NamedTuple):
     @property
     def augrc(self) -> float:
         """Area under generalized risk over coverage, see the function ``augrc``."""
-        incorrect = self.accepted - self.right
+        incorrect = self.accepted - self.correct
         return float((_steps(self.accepted) * (incorrect - _steps(incorrect) / 2)).sum() / self.queries**2)
 
     def coverage_at(self, risk: float) -> float:
@@ -180,7 +180,7 @@ def auc_pr(
     if not trapezoid or not curve.successes:
         return curve.auc_pr
     precision = np.append(1.0, 1 - curve.risk)
-    return float((_steps(curve.right) * (precision[1:] + precision[:-1]) / 2).sum() / curve.successes)
+    return float((_steps(curve.correct) * (precision[1:] + precision[:-1]) / 2).sum() / curve.successes)
 
 
 def random_auc_pr(success: NDArray[np.bool_]) -> float:

@@ -14,10 +14,16 @@ from numpy.typing import NDArray
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.bootstrap import Arrays
 from kappaplace.metrics.calibration import expected_calibration_error
-from kappaplace.metrics.probability import BINS, brier_parts, debiased_ece, equal_mass_ece, log_loss
+from kappaplace.metrics.probability import (
+    BINS,
+    brier_parts,
+    debiased_ece,
+    equal_mass_ece,
+    log_loss,
+    smooth_ece,
+)
 from kappaplace.metrics.retrieval import KS, success_at
 from kappaplace.metrics.selective import RISKS, acceptance_curve
-from kappaplace.metrics.smooth import smooth_ece
 
 CONSTANT, PERFECT = "constant score", "perfect ranking"
 ECE_NOTE = (

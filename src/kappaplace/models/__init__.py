@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from kappaplace.models.export import ExportOptions as ExportOptions
     from kappaplace.models.export import export_model as export_model
     from kappaplace.models.exported import ExportedModel as ExportedModel
+    from kappaplace.models.fast import Form as Form
     from kappaplace.models.fast import OptimizedModel as OptimizedModel
-    from kappaplace.models.fast import Way as Way
     from kappaplace.models.fast import optimize as optimize
     from kappaplace.models.frozen import FrozenEncoder as FrozenEncoder
     from kappaplace.models.frozen import load_encoder as load_encoder
     from kappaplace.models.frozen import plain_encoder as plain_encoder
     from kappaplace.models.place_model import PlaceModel as PlaceModel
-    from kappaplace.models.published import HUB as HUB
     from kappaplace.models.published import cache_folder as cache_folder
     from kappaplace.models.published import cached as cached
-    from kappaplace.models.published import list_models as list_models
     from kappaplace.models.published import read_prototypes as read_prototypes
+    from kappaplace.models.registry import HUB as HUB
+    from kappaplace.models.registry import list_models as list_models
     from kappaplace.models.shipped import CALIBRATION as CALIBRATION
     from kappaplace.models.shipped import DEFAULT as DEFAULT
     from kappaplace.models.shipped import PAGE as PAGE

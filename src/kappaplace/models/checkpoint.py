@@ -7,7 +7,7 @@ process that is killed between the two leaves the old card with the old weights.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file, sha256_of, telling, write_file
+from kappaplace.files import make_folder, reason, replace_file, sha256_of, telling, write_file
 from kappaplace.models.encoder import check_dim, load_state, state_digest
 from kappaplace.models.exported import ExportedModel, kind_of, load_exported
 from kappaplace.models.frozen import FrozenArchitecture, FrozenEncoder
 from kappaplace.models.heads import KappaHead
 from kappaplace.models.network import Architecture
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.models.published import HUB, fetch, load_foreign, load_torch_hub
+from kappaplace.models.published import load_foreign, load_published
+from kappaplace.models.registry import HUB
 from kappaplace.models.shipped import DEFAULT, is_shipped, shipped_folder
 from kappaplace.records import from_plain, to_plain
 from kappaplace.version import package_version
@@ -48,7 +49,7 @@ class ModelCard:
 
     data: str = "not stated"
     """Training data."""
-    licence: str = "not stated"
+    license: str = "not stated"
     """License of the weights."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the model by name."""
@@ -99,7 +100,7 @@ def save_model(
         "architecture": to_plain(model.architecture),
         "preprocessing": model.preprocessing.to_dict(),
         "data": card.data,
-        "licence": card.licence,
+        "licence": card.license,
         "metrics": card.metrics,
         "notes": card.notes,
         "weights": weights,
@@ -161,13 +162,10 @@ def load_model(
     hub = HUB.get(str(source))
     if hub is None:
         raise KappaPlaceError(
-            f"No model '{source}': this is not a folder, a weights file or the name of a model. List the "
-            "names with `kappaplace models`."
+            f"No model '{source}': it is not a folder, a weights file or a known name. List the names with "
+            "`kappaplace models`."
         )
-    check_dim(hub.dim, dim, hub.name)
-    if hub.kind == "torch.hub":
-        return load_torch_hub(hub)
-    return load_foreign(fetch(hub), dim=dim)
+    return load_published(hub, dim=dim)
 
 
 def trainable(model: AnyModel) -> TrainableModel:
@@ -187,11 +185,11 @@ def _from_folder(folder: Path, dim: int | None, encoder: nn.Module | None) -> An
     with telling(f"The model card of {folder} does not contain an encoder"):
         name = str(record["architecture"]["encoder"])
     if encoder is None and name in HUB:
-        encoder = load_torch_hub(HUB[name]).encoder
+        encoder = load_published(HUB[name])
     if encoder is None:
         raise KappaPlaceError(
-            f"The model {folder} is a kappa head without its encoder. Pass the encoder: load_model(folder, "
-            "encoder=your_module)."
+            f"The model {folder} is a kappa head without its encoder. Pass the encoder: "
+            "load_model(folder, encoder=…)."
         )
     return load_head(folder, encoder, dim=dim)
 
@@ -221,9 +219,8 @@ def load_checkpoint(folder: str | Path, *, dim: int | None = None) -> tuple[Plac
     folder = Path(folder)
     record = read_card(folder)
     with telling(f"The model card {folder / CARD} does not describe a model"):
-        model = PlaceModel(
-            from_plain(Architecture, record["architecture"]), Preprocessing.from_dict(record["preprocessing"])
-        )
+        architecture = from_plain(Architecture, record["architecture"])
+        model = PlaceModel(architecture, Preprocessing.from_dict(record["preprocessing"]))
     check_dim(model.dim, dim, str(folder))
     load_state(model, _read_weights(folder, record), str(folder))
     card = ModelCard(record["data"], record["licence"], record["metrics"], record["notes"])
@@ -244,11 +241,11 @@ def load_head(folder: Path, encoder: nn.Module, *, dim: int | None = None) -> Fr
     record = read_card(folder)
     encoder = encoder.encoder if isinstance(encoder, FrozenEncoder) else encoder
     with telling(f"The model card {folder / CARD} does not describe a head"):
-        model = FrozenEncoder.of(
-            from_plain(FrozenArchitecture, record["architecture"]),
-            encoder,
-            Preprocessing.from_dict(record["preprocessing"]),
-        )
+        architecture = from_plain(FrozenArchitecture, record["architecture"])
+        hub = HUB.get(architecture.encoder)
+        if hub is not None:  # cards of earlier versions do not have these facts
+            architecture = replace(architecture, patch_layer=hub.patch_layer, cross_image=hub.cross_image)
+        model = FrozenEncoder.of(architecture, encoder, Preprocessing.from_dict(record["preprocessing"]))
     check_dim(model.dim, dim, str(folder))
     load_state(model.head, _read_weights(folder, record), str(folder))
     if isinstance(model.head, KappaHead):
@@ -270,11 +267,9 @@ def read_card(folder: Path) -> CardRecord:
         if not newer:
             record = {key: record[key] for key in _KEYS}
     except FileNotFoundError:
-        raise KappaPlaceError(
-            f"No model at {folder}: there is no {CARD}. Pass a folder written by kappaplace."
-        ) from None
+        raise KappaPlaceError(f"No model at {folder}: there is no {CARD}. Pass a model folder.") from None
     except (KeyError, TypeError, ValueError, OSError) as error:
-        raise KappaPlaceError(f"The model card {file} cannot be read: {error!r}.") from None
+        raise KappaPlaceError(f"Cannot read the model card {file} ({error!r}). Replace it.") from None
     if newer:
         raise KappaPlaceError(
             f"The checkpoint {folder} was written by kappaplace {record.get('kappaplace')}, a newer version. "
@@ -306,8 +301,8 @@ def checked_weights(folder: Path, record: CardRecord) -> Path:
         checksum = sha256_of(file)
     if checksum != record["sha256"]:
         raise KappaPlaceError(
-            f"The weights in {file} do not match the model card (checksum differs): the file is damaged or "
-            "was replaced. Restore the folder from a copy."
+            f"The weights in {file} are damaged or were replaced (checksum differs). "
+            "Restore the folder from a copy."
         )
     return file
 
@@ -317,4 +312,6 @@ def _read_weights(folder: Path, record: CardRecord) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:
-        raise KappaPlaceError(f"The weights in {file} cannot be read: {error}.") from None
+        raise KappaPlaceError(
+            f"The weights in {file} cannot be read ({reason(error)}). Restore the folder from a copy."
+        ) from None

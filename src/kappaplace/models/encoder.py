@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from copy import copy
+from typing import Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.heads import Head
+from kappaplace.models.whitening import Whitening
 from kappaplace.types import Embeddings, Json
+
+M = TypeVar("M", bound="EncoderModule")
 
 
 class Encoder(Protocol):
@@ -53,11 +58,67 @@ class EncoderModule(nn.Module):
     """Base class of the encoders of this package."""
 
     preprocessing: Preprocessing
+    shows_patches: bool = False
+    """Whether the model provides patch maps: ResNets and EfficientNet-Lite do."""
+    cross_image = False
+    """Whether a descriptor depends on the other images of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whitening: Whitening | None = None
+
+    def with_whitening(self: M, whitening: Whitening | None) -> M:
+        """Return the model with another whitening of its descriptors; everything else is shared.
+
+        Args:
+            whitening: The whitening, fitted on descriptors of this model. None removes it.
+
+        Returns:
+            The model.
+        """
+        other = copy(self)
+        other._modules = dict(self._modules)
+        other._modules.pop("whitening", None)
+        other.whitening = whitening
+        return other
+
+    def whitened(self, embeddings: Embeddings) -> Embeddings:
+        """Return the embeddings with whitened descriptors; unchanged without a whitening."""
+        if self.whitening is None:
+            return embeddings
+        return embeddings._replace(descriptor=self.whitening(embeddings.descriptor))
+
+    def descriptor(self, raw: Tensor) -> Tensor:
+        """Return the descriptors B×d of this model from the output of its network before normalization."""
+        return unit(raw) if self.whitening is None else self.whitening(unit(raw))
 
     @property
     def has_kappa(self) -> bool:
         """Whether embeddings have κ."""
         return isinstance(self.head, Head) and self.head.spread == "kappa"
+
+    def patch_maps(self, images: Tensor) -> Tensor:
+        """Compute feature maps for patch matching.
+
+        Args:
+            images: Normalized images B×3×H×W.
+
+        Returns:
+            Feature maps B×C×h×w.
+
+        Raises:
+            KappaPlaceError: If the model does not provide them.
+        """
+        self.check_patches()
+        return self(images, patches=True).patches
+
+    def check_patches(self) -> None:
+        """Raise an error if the model does not provide patch maps."""
+        if not self.shows_patches:
+            raise KappaPlaceError(
+                "This model does not provide patch maps, which patch matching needs. Use a ResNet or "
+                "EfficientNet-Lite, exported without --no-patches."
+            )
 
     def embed(
         self,
@@ -84,6 +145,8 @@ class EncoderModule(nn.Module):
             KappaPlaceError: If there is no image, if one cannot be read, if the model has no patches, or if
                 the device cannot be used.
         """
+        if patches:
+            self.check_patches()
         return embed_images(
             self,
             self.preprocessing,
@@ -95,10 +158,22 @@ class EncoderModule(nn.Module):
         )
 
 
-def fingerprint_of(module: nn.Module, description: Mapping[str, Json]) -> str:
+def unit(raw: Tensor) -> Tensor:
+    """Scale to unit length, in float32 even after a half-precision layer."""
+    return F.normalize(raw if raw.dtype == torch.float64 else raw.float(), dim=-1)
+
+
+def fingerprint_of(module: EncoderModule, description: Mapping[str, Json]) -> str:
     """Return the checksum of a module's weights and structure."""
     text = json.dumps([type(module).__name__, description, state_digest(module.state_dict())], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return whitened_fingerprint(hashlib.sha256(text.encode()).hexdigest(), module.whitening)
+
+
+def whitened_fingerprint(fingerprint: str, whitening: Whitening | None) -> str:
+    """Return the fingerprint of a model with a whitening."""
+    if whitening is None:
+        return fingerprint
+    return hashlib.sha256(f"{fingerprint} {whitening.digest}".encode()).hexdigest()
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
@@ -148,6 +223,6 @@ def load_state(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
         example = missing[0] if missing else unexpected[0]
         raise KappaPlaceError(
             f"The checkpoint {source} does not fit the model: {len(missing)} tensors are missing and "
-            f"{len(unexpected)} are unexpected (for example '{example}')."
+            f"{len(unexpected)} are unexpected (such as '{example}'). Check its backbone and head."
         )
     model.load_state_dict(state, strict=False)

@@ -7,13 +7,12 @@ model and its calibration. Loading it requires the runtime, but not the code of 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import json
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -23,9 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError, import_extra
+from kappaplace.files import reason
 from kappaplace.models.embedding import check_images
-from kappaplace.models.encoder import EncoderModule
+from kappaplace.models.encoder import EncoderModule, whitened_fingerprint
+from kappaplace.records import from_plain, stored, to_plain
 from kappaplace.types import Embeddings, Json
 
 KEY = "kappaplace"
@@ -139,14 +140,11 @@ def open_runtime(content: bytes, source: str) -> Runtime:
 
 def imported(name: str) -> ModuleType:
     """Import a package of a runtime, or raise an error with the command that installs it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtra(f"The runtime {name}", "export") from error
+    return import_extra(name, f"The runtime {name}", "export")
 
 
 def _recorded(text: str | None, key: str) -> Json:
-    """Return one value of a record; None without a valid record, which `ExportRecord.from_json` reports."""
+    """Return one value of the record of a file; None if the record is missing or invalid."""
     try:
         return json.loads(text or "{}").get(key)
     except (ValueError, AttributeError):
@@ -155,8 +153,9 @@ def _recorded(text: str | None, key: str) -> Json:
 
 def unreadable(source: str, error: Exception) -> KappaPlaceError:
     """Return the error for a file that its runtime cannot load."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")[:200]
-    return KappaPlaceError(f"The exported model {source} cannot be loaded ({reason}). Export it again.")
+    return KappaPlaceError(
+        f"The exported model {source} cannot be loaded ({reason(error)}). Export it again."
+    )
 
 
 FORMAT = 1
@@ -189,7 +188,7 @@ class ExportRecord:
     """Difference from the source model at export."""
     calibration: dict[str, Json] | None = None
     """A stored calibration of the source model, see `kappaplace.calibration.calibration`."""
-    licence: str = "not stated"
+    license: str = field(default="not stated", metadata=stored("licence"))
     """License of the weights."""
     kappaplace: str = ""
     """Version of kappaplace that wrote the file."""
@@ -200,7 +199,7 @@ class ExportRecord:
 
     def to_json(self) -> str:
         """Return the record as one line of JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False)
+        return json.dumps(to_plain(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | None, source: str) -> ExportRecord:
@@ -215,7 +214,7 @@ class ExportRecord:
         """
         if not text:
             raise KappaPlaceError(
-                f"The file {source} does not contain its preprocessing. Write it with `kappaplace export`."
+                f"{source} has no record of its preprocessing. Write it with `kappaplace export`."
             )
         try:
             values = json.loads(text)
@@ -224,12 +223,9 @@ class ExportRecord:
                     f"The file {source} was exported by kappaplace {values.get('kappaplace')}, a newer "
                     "version. Upgrade kappaplace."
                 )
-            values = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-            size = values.get("size")
-            values |= {"outputs": tuple(values["outputs"]), "size": None if size is None else tuple(size)}
-            return cls(**values)
+            return from_plain(cls, values, newer=True)
         except (ValueError, KeyError, TypeError) as error:
-            raise KappaPlaceError(f"The record in {source} cannot be read ({error!r}).") from None
+            raise KappaPlaceError(f"{source} has a damaged record ({error!r}). Export it again.") from None
 
 
 BLANK = "0" * 64
@@ -264,12 +260,12 @@ class ExportedModel(EncoderModule):
     @property
     def dim(self) -> int:
         """Dimension of the descriptor."""
-        return self.record.dim
+        return self.record.dim if self.whitening is None else self.whitening.dim
 
     @property
     def fingerprint(self) -> str:
-        """Checksum in the record of the file."""
-        return self.record.fingerprint
+        """Checksum in the record of the file, with that of the whitening if there is one."""
+        return whitened_fingerprint(self.record.fingerprint, self.whitening)
 
     @property
     def has_kappa(self) -> bool:
@@ -277,7 +273,7 @@ class ExportedModel(EncoderModule):
         return KAPPA in self.record.outputs
 
     @property
-    def shows_patches(self) -> bool:
+    def shows_patches(self) -> bool:  # type: ignore[override]
         """Whether the file has patch maps."""
         return PATCHES in self.record.outputs
 
@@ -286,30 +282,6 @@ class ExportedModel(EncoderModule):
 
         With ``patches``, the feature maps come from the same pass.
         """
-        if patches:
-            self._check_patches()
-        names = [name for name in self.record.outputs if patches or name != PATCHES]
-        outputs = dict(zip(names, self._run(images, names), strict=True))
-        maps = outputs[PATCHES].half() if patches else None
-        return Embeddings(outputs[DESCRIPTOR], outputs.get(KAPPA), outputs.get(VARIANCE), maps)
-
-    def patch_maps(self, images: Tensor) -> Tensor:
-        """Compute feature maps for patch matching; raise an error if they were not exported."""
-        self._check_patches()
-        return self._run(images, [PATCHES])[0]
-
-    def _check_patches(self) -> None:
-        if not self.shows_patches:
-            raise KappaPlaceError(
-                f"The exported model {self.file} has no patch maps for patch matching. Export a ResNet or "
-                "EfficientNet-Lite without --no-patches."
-            )
-
-    def train(self, mode: bool = True) -> ExportedModel:
-        """Stay in evaluation mode: an exported model cannot be trained."""
-        return super().train(False)
-
-    def _run(self, images: Tensor, names: list[str]) -> list[Tensor]:
         check_images(images)
         size = self.record.size
         if size is not None and tuple(images.shape[-2:]) != size:
@@ -317,7 +289,13 @@ class ExportedModel(EncoderModule):
                 f"The exported model {self.file} accepts only images of {size[0]}×{size[1]} pixels, got "
                 f"{images.shape[-2]}×{images.shape[-1]}. Export it again with another preprocessing."
             )
-        return self.runtime.run(images, names)
+        names = [name for name in self.record.outputs if patches or name != PATCHES]
+        outputs = dict(zip(names, self.runtime.run(images, names), strict=True))
+        return self.whitened(Embeddings(*(outputs.get(n) for n in (DESCRIPTOR, KAPPA, VARIANCE, PATCHES))))
+
+    def train(self, mode: bool = True) -> ExportedModel:
+        """Stay in evaluation mode: an exported model cannot be trained."""
+        return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExportedModel:
         super()._apply(fn, recurse)
@@ -340,7 +318,7 @@ def load_exported(file: str | Path) -> ExportedModel:
     try:
         return _from_bytes(Path(file).read_bytes(), str(file))
     except OSError as error:
-        raise KappaPlaceError(f"The exported model {file} cannot be read ({error.strerror}).") from None
+        raise KappaPlaceError(f"Cannot read {file} ({error.strerror}). Check the path.") from None
 
 
 def _from_bytes(content: bytes, file: str) -> ExportedModel:

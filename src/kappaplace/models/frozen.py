@@ -7,27 +7,41 @@ a named layer, or the descriptor if no layer is named.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import reason
 from kappaplace.models.aggregation import GeM, normalize_channels
 from kappaplace.models.embedding import check_images
 from kappaplace.models.encoder import EncoderModule, fingerprint_of, state_digest
 from kappaplace.models.heads import FoldedKappaHead, LinearKappaHead, MirroredKappaHead, with_folded_head
-from kappaplace.models.network import Features, unit
-from kappaplace.records import to_plain
+from kappaplace.models.network import Features
+from kappaplace.records import optional, to_plain
 from kappaplace.types import Embeddings
 
 PROBE_SIDE = 224  # a multiple of 14, 16 and 32, for encoders that accept any size
 Output: TypeAlias = "Tensor | tuple[Output, ...] | list[Output]"
 """Output of an encoder or layer."""
+
+
+class Outputs(NamedTuple):
+    """Outputs of one pass of an encoder."""
+
+    descriptor: Tensor
+    """Descriptors B×d, of any length."""
+    features: Tensor | None
+    """Output of the layer that the head reads; None if it reads the descriptor."""
+    patches: Tensor | None
+    """Output of the layer of the patches; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,10 @@ class FrozenArchitecture:
     """Number of tokens to drop before the patch tokens."""
     folded: bool
     """Whether the head is in its inference form."""
+    patch_layer: str | None = field(default=None, metadata=optional())
+    """Name of the layer that returns the patches. None: ``layer``."""
+    cross_image: bool = field(default=False, metadata=optional())
+    """Whether a descriptor depends on the other images of its batch."""
 
 
 class FrozenEncoder(EncoderModule):
@@ -58,6 +76,10 @@ class FrozenEncoder(EncoderModule):
             of the encoder, otherwise 512×512 with ImageNet statistics.
         prefix_tokens: Number of tokens to drop before the patch tokens.
         name: Name of a hub model, so that a saved head can find its encoder.
+        patch_layer: Layer whose output is used for patch matching, in the form of ``layer``. Default:
+            ``layer``.
+        cross_image: Whether the descriptor of an image depends on the other images of its batch. If so, every
+            image is encoded on its own.
 
     Raises:
         KappaPlaceError: If the encoder is not a module, has no such layer, or fails on an image.
@@ -76,85 +98,106 @@ class FrozenEncoder(EncoderModule):
         preprocessing: Preprocessing | None = None,
         prefix_tokens: int = 1,
         name: str = "",
+        patch_layer: str | None = None,
+        cross_image: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(encoder, nn.Module):
             raise KappaPlaceError(
                 f"encoder must be a torch module, got {type(encoder).__name__}. load_model loads one by name."
             )
-        if layer is not None and layer not in dict(encoder.named_modules()):
-            names = ", ".join(name for name, _ in list(encoder.named_modules())[1:13])
-            raise KappaPlaceError(f"The encoder has no layer '{layer}'. Its first layers are: {names}.")
+        for each in (layer, patch_layer):
+            if each is not None and each not in dict(encoder.named_modules()):
+                names = ", ".join(name for name, _ in list(encoder.named_modules())[1:13])
+                raise KappaPlaceError(f"The encoder has no layer '{each}'. Its first layers are: {names}.")
         self.encoder = encoder.eval().requires_grad_(False)
         own = getattr(encoder, "preprocessing", None)
         default = own if isinstance(own, Preprocessing) else Preprocessing(512, "exact")
         self.preprocessing = preprocessing or default
         self.layer, self.prefix_tokens, self.name = layer, prefix_tokens, name
-        self.channels, self.dim = self._probe()
+        self.patch_layer, self.cross_image = patch_layer or layer, cross_image
+        self.channels, self.encoder_dim, self.shows_patches = self._probe()
         self.gem = GeM().requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             # A fixed seed: an encoder that is loaded again must have the same fingerprint.
             torch.manual_seed(0)
             self.head: nn.Module = (
-                LinearKappaHead(self.dim) if layer is None else MirroredKappaHead(self.channels, self.dim)
+                LinearKappaHead(self.encoder_dim)
+                if layer is None
+                else MirroredKappaHead(self.channels, self.encoder_dim)
             )
 
+    @property
+    def dim(self) -> int:
+        """Dimension of the descriptor."""
+        return self.encoder_dim if self.whitening is None else self.whitening.dim
+
     @torch.no_grad()
-    def _probe(self) -> tuple[int, int]:
-        """Return the channels of the layer and the dimension of the descriptor, from one image."""
+    def _probe(self) -> tuple[int, int, bool]:
+        """Return the channels of the layer, the dimension of the descriptor, and whether patches exist."""
         weight = next(self.encoder.parameters(), torch.zeros(()))
         height, width = self.preprocessing.fixed_size or (PROBE_SIDE, PROBE_SIDE)
         image = torch.zeros(1, 3, height, width, device=weight.device, dtype=weight.dtype)
         try:
-            normalized, descriptor = self._encode(image)
+            output = self._encode(image)
         except (RuntimeError, AssertionError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
             raise KappaPlaceError(
-                f"The encoder fails on an image of {height}×{width} pixels ({reason}). Pass the "
-                "preprocessing it was trained with."
+                f"The encoder fails on an image of {height}×{width} pixels ({reason(error)}). Pass the "
+                "preprocessing that it was trained with."
             ) from None
-        return (0 if normalized is None else normalized.shape[1]), descriptor.shape[1]
+        channels = 0 if self.layer is None else self._as_map(output.features, self.layer).shape[1]
+        return channels, output.descriptor.shape[1], self._grid(output, image) is not None
 
     @torch.no_grad()
-    def _encode(self, images: Tensor) -> tuple[Tensor | None, Tensor]:
-        captured: list[Output] = []
-        handle = None
-        if self.layer is not None:
-            # Only for this pass: copies of this model must not capture each other's features.
-            layer = self.encoder.get_submodule(self.layer)
-            handle = layer.register_forward_hook(lambda module, inputs, output: captured.append(output))
+    def _encode(self, images: Tensor) -> Outputs:
+        """Run the encoder; an encoder that mixes the images of a batch gets them one by one."""
+        if self.cross_image and len(images) > 1:
+            parts = [self._encode(image[None]) for image in images]
+            descriptors, *others = zip(*parts, strict=True)
+            return Outputs(torch.cat(descriptors), *(None if x[0] is None else torch.cat(x) for x in others))
+        names = {name for name in (self.layer, self.patch_layer) if name is not None}
+        captured: dict[str, Tensor] = {}
+
+        def capture(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Output) -> None:
+            value = _first(output)
+            if isinstance(value, Tensor):
+                captured[name] = value
+
+        # Only for this pass: copies of this model must not capture each other's features.
+        handles = [
+            self.encoder.get_submodule(name).register_forward_hook(partial(capture, name)) for name in names
+        ]
         try:
             output = self.encoder(images)
         finally:
-            if handle is not None:
+            for handle in handles:
                 handle.remove()
         descriptor = _first(output)
         if not isinstance(descriptor, Tensor) or descriptor.ndim != 2:
             shape = tuple(descriptor.shape) if isinstance(descriptor, Tensor) else type(descriptor).__name__
             raise KappaPlaceError(f"The encoder must return descriptors of shape B×d, got {shape}.")
-        if self.layer is None:
-            return None, descriptor
-        features = _first(captured[-1]) if captured else None
-        if not isinstance(features, Tensor):
-            raise KappaPlaceError(
-                f"The layer '{self.layer}' did not return a tensor in the forward pass. Pass another layer."
-            )
-        return normalize_channels(self._as_map(features)), descriptor
+        if self.layer is not None and self.layer not in captured:
+            raise KappaPlaceError(f"The layer '{self.layer}' returned no tensor. Pass another layer.")
+        features, patches = (captured.get(name or "") for name in (self.layer, self.patch_layer))
+        return Outputs(descriptor.to(images.device), features, patches)  # some encoders compute on the CPU
 
-    def _as_map(self, features: Tensor) -> Tensor:
-        if features.ndim == 4:
+    def _as_map(self, features: Tensor | None, layer: str) -> Tensor:
+        if features is not None and features.ndim == 4:
             return features
-        if features.ndim == 3:  # GeM ignores the arrangement, so one column of tokens is enough
+        if features is not None and features.ndim == 3:  # GeM ignores the arrangement: one column is enough
             return features[:, self.prefix_tokens :].transpose(1, 2).unsqueeze(-1)
+        shape = None if features is None else tuple(features.shape)
         raise KappaPlaceError(
-            f"The layer '{self.layer}' must return a B×C×H×W map or B×N×C tokens, got shape "
-            f"{tuple(features.shape)}."
+            f"The layer '{layer}' must return a B×C×H×W map or B×N×C tokens, got shape {shape}."
         )
 
     @property
     def fingerprint(self) -> str:
         """Checksum of the head, the encoder and their connection."""
-        return fingerprint_of(self, to_plain(self.architecture))
+        architecture = self.architecture
+        if self.name:  # the name of a published encoder determines the layer of its patches
+            architecture = replace(architecture, patch_layer=None)
+        return fingerprint_of(self, to_plain(architecture))
 
     def features(self, images: Tensor) -> Features:
         """Return the input of the head.
@@ -166,9 +209,13 @@ class FrozenEncoder(EncoderModule):
             The features. If no ``layer`` was named, all of them are the descriptor of the encoder.
         """
         check_images(images)
-        normalized, raw = self._encode(images)
-        if normalized is None:
+        return self._features(self._encode(images))
+
+    def _features(self, output: Outputs) -> Features:
+        raw = output.descriptor
+        if self.layer is None:
             return Features(raw, raw, raw)
+        normalized = normalize_channels(self._as_map(output.features, self.layer))
         return Features(normalized, self.gem(normalized), raw)
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,25 +228,40 @@ class FrozenEncoder(EncoderModule):
             Unit descriptors B×d, and the output of the head.
         """
         features = self.features(images)
-        return unit(features.raw), self.head(*features)
+        return self.descriptor(features.raw), self.head(*features)
 
-    def forward(self, images: Tensor) -> Embeddings:
+    def forward(self, images: Tensor, patches: bool = False) -> Embeddings:
         """Compute descriptors and κ.
 
         Args:
             images: Normalized images B×3×H×W.
+            patches: Also return the feature maps of `patch_maps`, from the same pass.
 
         Returns:
             Unit descriptors B×d and κ of shape B.
         """
-        return Embeddings(*self.outputs(images))
+        check_images(images)
+        output = self._encode(images)
+        embeddings = self._embeddings(self._features(output))
+        return embeddings._replace(patches=self._grid(output, images)) if patches else embeddings
+
+    def _embeddings(self, features: Features) -> Embeddings:
+        return Embeddings(self.descriptor(features.raw), self.head(*features))
+
+    def _grid(self, output: Outputs, images: Tensor) -> Tensor | None:
+        if output.patches is None:
+            return None
+        return as_grid(output.patches, (images.shape[-2], images.shape[-1]), self.prefix_tokens)
 
     @property
     def architecture(self) -> FrozenArchitecture:
         """Structure of the head, with the fingerprint of the encoder."""
         digest = state_digest(self.encoder.state_dict())
         folded = isinstance(self.head, FoldedKappaHead)
-        return FrozenArchitecture(self.name, digest, self.layer, self.prefix_tokens, folded)
+        patch_layer = None if self.patch_layer == self.layer else self.patch_layer
+        return FrozenArchitecture(
+            self.name, digest, self.layer, self.prefix_tokens, folded, patch_layer, self.cross_image
+        )
 
     @classmethod
     def of(
@@ -229,6 +291,8 @@ class FrozenEncoder(EncoderModule):
             preprocessing=preprocessing,
             prefix_tokens=architecture.prefix_tokens,
             name=architecture.encoder,
+            patch_layer=architecture.patch_layer,
+            cross_image=architecture.cross_image,
         )
         return model.fold() if architecture.folded else model
 
@@ -262,9 +326,8 @@ class PlainEncoder(FrozenEncoder):
         """Whether embeddings have κ."""
         return False
 
-    def forward(self, images: Tensor) -> Embeddings:
-        """Compute unit descriptors B×d of normalized images B×3×H×W."""
-        return Embeddings(unit(self.features(images).raw))
+    def _embeddings(self, features: Features) -> Embeddings:
+        return Embeddings(self.descriptor(features.raw))
 
 
 def plain_encoder(encoder: nn.Module) -> PlainEncoder:
@@ -277,7 +340,13 @@ def plain_encoder(encoder: nn.Module) -> PlainEncoder:
         The encoder without κ.
     """
     if isinstance(encoder, FrozenEncoder):
-        return PlainEncoder(encoder.encoder, preprocessing=encoder.preprocessing)
+        return PlainEncoder(
+            encoder.encoder,
+            preprocessing=encoder.preprocessing,
+            prefix_tokens=encoder.prefix_tokens,
+            patch_layer=encoder.patch_layer,
+            cross_image=encoder.cross_image,
+        )
     return PlainEncoder(encoder)
 
 
@@ -301,10 +370,9 @@ def load_encoder(function: str) -> nn.Module:
     try:
         encoder = getattr(importlib.import_module(module), name)()
     except Exception as error:  # the user's code may raise anything
-        reason = str(error).partition("\n")[0] or type(error).__name__
         raise KappaPlaceError(
-            f"The encoder {function} cannot be loaded: {reason}. Check that the function exists and needs no "
-            "arguments."
+            f"The encoder {function} cannot be loaded ({reason(error)}). Check that the function exists and "
+            "needs no arguments."
         ) from error
     if not isinstance(encoder, nn.Module):
         raise KappaPlaceError(f"{function} must return a torch module, got {type(encoder).__name__}.")
@@ -314,3 +382,26 @@ def load_encoder(function: str) -> nn.Module:
 def _first(output: Output) -> Output:
     """Return the first item of a tuple: encoders and layers may return further outputs after it."""
     return output[0] if isinstance(output, tuple | list) and output else output
+
+
+def as_grid(features: Tensor, size: tuple[int, int], prefix_tokens: int) -> Tensor | None:
+    """Return the output of a layer as feature maps.
+
+    Args:
+        features: A map B×C×H×W, or tokens B×N×C.
+        size: Height and width of the images.
+        prefix_tokens: Number of tokens to drop before the patch tokens.
+
+    Returns:
+        Feature maps B×C×H×W; None if the output is neither, or its tokens are not a grid over the images.
+    """
+    if features.ndim == 4:
+        return features
+    count = features.shape[1] - prefix_tokens if features.ndim == 3 else 0
+    if count < 1:
+        return None
+    side = math.sqrt(size[0] * size[1] / count)
+    height, width = round(size[0] / side), round(size[1] / side)
+    if height * width != count:
+        return None
+    return features[:, prefix_tokens:].transpose(1, 2).reshape(len(features), -1, height, width)

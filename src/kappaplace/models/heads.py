@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kappaplace.checks import choice
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import Aggregation, GeM, PlainAggregation, without_autocast
 
@@ -286,7 +287,7 @@ class StunHead(Head):
 
 
 class MeanStunHead(StunHead):
-    """The student of STUN, scored by s itself, as in the authors' release."""
+    """The student of STUN with s itself as its variance, as in the authors' release."""
 
     def variance(self, spread: Tensor) -> Tensor:
         return spread
@@ -364,6 +365,5 @@ def build_head(name: HeadName, channels: int, dim: int, statistics: int = 0) -> 
         "dropout": lambda: DropoutHead(channels),
         "none": lambda: None,
     }
-    if name not in builders:
-        raise KappaPlaceError(f"Unknown head '{name}'. Choose from: {', '.join(builders)}.")
+    choice(name, builders, "head")
     return builders[name]()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
@@ -75,7 +73,7 @@ class Network(EncoderModule):
     @property
     def dim(self) -> int:
         """Dimension of the descriptor."""
-        return self.architecture.dim
+        return self.architecture.dim if self.whitening is None else self.whitening.dim
 
     def new_head(self, name: HeadName) -> nn.Module | None:
         """Build a head with random weights that fits this encoder."""
@@ -86,7 +84,7 @@ class Network(EncoderModule):
                 "does not provide. Use a ResNet or EfficientNet-Lite."
             )
         channels = backbone_spec(self.architecture.backbone).channels
-        return build_head(name, channels, self.dim, 2 * sum(stages))
+        return build_head(name, channels, self.architecture.dim, 2 * sum(stages))
 
     def features(self, images: Tensor) -> Features:
         """Return the features of images.
@@ -125,7 +123,7 @@ class Network(EncoderModule):
         """
         features = self.features(images)
         spread = self.head(*features) if isinstance(self.head, Head) else None
-        return unit(features.raw), spread
+        return self.descriptor(features.raw), spread
 
     def forward(self, images: Tensor, patches: bool = False) -> Embeddings:
         """Compute descriptors and κ.
@@ -137,47 +135,23 @@ class Network(EncoderModule):
         Returns:
             Unit descriptors B×d and κ (or a variance) of shape B.
         """
-        if not patches:
-            return self._embeddings(self.features(images))
-        self._check_patches()
-        last, maps = self._backbone_outputs(images, stages=True)
+        last, maps = self._backbone_outputs(images, stages=patches)
         embeddings = self._embeddings(self._features(last, maps))
-        return embeddings._replace(patches=maps[self.backbone.patch_stage].half())  # type: ignore[index]
+        if not patches:
+            return embeddings
+        return embeddings._replace(patches=maps[self.backbone.patch_stage])  # type: ignore[index]
 
     def _embeddings(self, features: Features) -> Embeddings:
         if isinstance(self.head, DropoutHead):
             descriptor, variance = self.head.spread_of(features.pooled, self.aggregation)
-            return Embeddings(descriptor, variance=variance)
-        descriptor = unit(features.raw)
+            return self.whitened(Embeddings(descriptor, variance=variance))
+        descriptor = self.descriptor(features.raw)
         return with_spread(descriptor, self.head, None if self.head is None else self.head(*features))
 
     @property
-    def shows_patches(self) -> bool:
-        """Whether `patch_maps` works: for ResNets and EfficientNet-Lite."""
+    def shows_patches(self) -> bool:  # type: ignore[override]
+        """Whether the backbone provides its stages: ResNets and EfficientNet-Lite do."""
         return hasattr(self.backbone, "patch_stage")
-
-    def patch_maps(self, images: Tensor) -> Tensor:
-        """Compute feature maps for patch matching.
-
-        Args:
-            images: Normalized images B×3×H×W.
-
-        Returns:
-            Feature maps B×C×H/16×W/16.
-
-        Raises:
-            KappaPlaceError: If the backbone does not provide its stages.
-        """
-        check_images(images)
-        self._check_patches()
-        return self.backbone.forward_stages(images)[1][self.backbone.patch_stage]  # type: ignore[operator]
-
-    def _check_patches(self) -> None:
-        if not self.shows_patches:
-            raise KappaPlaceError(
-                f"The backbone {self.architecture.backbone} does not provide patch maps. Use a ResNet or "
-                "EfficientNet-Lite for patch matching."
-            )
 
     def fold(self: N) -> N:
         """Return the model with its mirrored head in the exact inference form; the encoder is shared.
@@ -189,11 +163,6 @@ class Network(EncoderModule):
         name: HeadName = "folded-tied" if self.architecture.head == "mirrored-tied" else "folded"
         folded.architecture = replace(self.architecture, head=name)
         return folded
-
-
-def unit(raw: Tensor) -> Tensor:
-    """Scale to unit length, in float32 even after a half-precision layer."""
-    return F.normalize(raw if raw.dtype == torch.float64 else raw.float(), dim=-1)
 
 
 def with_spread(descriptor: Tensor, head: nn.Module | None, spread: Tensor | None) -> Embeddings:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from kappaplace._names import renamed
 from kappaplace.data.images import Preprocessing
 from kappaplace.models.backbones import backbone_spec, build_backbone, freeze_stages, frozen_modules
 from kappaplace.models.encoder import fingerprint_of
-from kappaplace.models.fast import OptimizedModel, Way, optimize
+from kappaplace.models.fast import Form, OptimizedModel, optimize
 from kappaplace.models.heads import HeadName
 from kappaplace.models.network import Architecture, Network
 from kappaplace.records import to_plain
@@ -66,7 +67,8 @@ class PlaceModel(Network):
         """Checksum of the weights and the architecture."""
         return fingerprint_of(self, to_plain(self.architecture))
 
-    def optimize(self, device: str | torch.device | None = None, *, way: Way = "auto") -> OptimizedModel:
+    @renamed(way="form")
+    def optimize(self, device: str | torch.device | None = None, *, form: Form = "auto") -> OptimizedModel:
         """Return a copy for inference, in the form that is fastest on a device.
 
         Descriptors stay within a cosine of 0.9999 and κ within 1% of this model: half precision is used only
@@ -74,7 +76,7 @@ class PlaceModel(Network):
 
         Args:
             device: Device of the copy. Default: device of this model.
-            way: Form of the copy: auto, eager, graph, fused or compiled. See `kappaplace.models.fast`.
+            form: Form of the copy: auto, eager, graph, fused or compiled. See `kappaplace.models.fast`.
 
         Returns:
             The copy, in evaluation mode.
@@ -82,7 +84,7 @@ class PlaceModel(Network):
         Raises:
             KappaPlaceError: If the device cannot be used, or if the form requires CUDA.
         """
-        return optimize(self, device, way=way)
+        return optimize(self, device, form=form)
 
     def freeze_partially(self, stages: int | None = None, *, statistics: bool = True) -> None:
         """Freeze the first stages of the backbone; the others, the aggregation and the head train.

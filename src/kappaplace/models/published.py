@@ -18,109 +18,37 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import sys
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-from urllib.error import URLError
+from typing import Any, TypeVar
+from urllib.error import HTTPError, URLError
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file, sha256_of, write_file
+from kappaplace.files import make_folder, reason, replace_file, sha256_of, write_file
+from kappaplace.models.aggregation import MixVPR
+from kappaplace.models.backbones import timm_encoder
 from kappaplace.models.encoder import check_dim, load_state, state_digest
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import HeadName
 from kappaplace.models.network import Architecture
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.models.shipped import SHIPPED
+from kappaplace.models.registry import HubModel
 from kappaplace.progress import track
 
 TIMEOUT_SECONDS = 30
 CHUNK = 1 << 20
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class HubModel:
-    """A published model."""
-
-    name: str
-    """Name in `load_model`."""
-    kind: Literal["weights", "torch.hub"]
-    """weights: a file that kappaplace reads; torch.hub: the code of its authors runs on your machine."""
-    where: str
-    """URL of the file, or repository on GitHub."""
-    dim: int
-    """Dimension of the descriptor."""
-    size_mb: int
-    """Size of the download in MB."""
-    licence: str
-    """License of the model."""
-    entry: str = ""
-    """Entry point for torch.hub."""
-    options: tuple[tuple[str, str | int], ...] = ()
-    """Arguments of the entry point."""
-    preprocessing: Preprocessing | None = None
-    """Preprocessing of the authors. None: images at their native size."""
-
-
-def _gmberton(project: str, licence: str, backbone: str, dim: int, size_mb: int) -> HubModel:
-    url = (
-        f"https://github.com/gmberton/{project}/releases/download/v1.0/{backbone}_{dim}_{project.lower()}.pth"
-    )
-    return HubModel(f"{project.lower()}-{backbone.lower()}-{dim}", "weights", url, dim, size_mb, licence)
-
-
-_DINOV2 = Preprocessing(322, "exact", multiple=14)  # transformers need whole patches
-
-_MODELS = (
-    _gmberton("CosPlace", "MIT", "VGG16", 512, 60),
-    _gmberton("CosPlace", "MIT", "ResNet18", 512, 46),
-    _gmberton("CosPlace", "MIT", "ResNet50", 512, 98),
-    _gmberton("CosPlace", "MIT", "ResNet50", 2048, 111),
-    _gmberton("CosPlace", "MIT", "ResNet101", 512, 174),
-    _gmberton("CosPlace", "MIT", "ResNet101", 2048, 187),
-    _gmberton("CosPlace", "MIT", "ResNet152", 512, 237),
-    _gmberton("EigenPlaces", "MIT", "VGG16", 512, 60),
-    _gmberton("EigenPlaces", "MIT", "ResNet18", 512, 46),
-    _gmberton("EigenPlaces", "MIT", "ResNet50", 512, 98),
-    _gmberton("EigenPlaces", "MIT", "ResNet50", 2048, 111),
-    _gmberton("EigenPlaces", "MIT", "ResNet101", 2048, 187),
-    HubModel("megaloc", "torch.hub", "gmberton/MegaLoc", 8448, 915, "MIT", "get_trained_model", (), _DINOV2),
-    HubModel("salad", "torch.hub", "serizba/salad", 8448, 352, "GPL-3.0", "dinov2_salad", (), _DINOV2),
-    HubModel(
-        "boq-resnet50",
-        "torch.hub",
-        "amaralibey/bag-of-queries",
-        16384,
-        180,
-        "MIT",
-        "get_trained_boq",
-        (("backbone_name", "resnet50"), ("output_dim", 16384)),
-        Preprocessing(384, "exact", interpolation="bicubic"),
-    ),
-)
-
-HUB: dict[str, HubModel] = {model.name: model for model in _MODELS}
-
-
-def list_models() -> list[str]:
-    """List the names that `load_model` accepts.
-
-    Returns:
-        The included models first, then the published ones that `load_model` downloads.
-
-    >>> list_models()[0]
-    'kappaplace-lite0'
-    """
-    return [*SHIPPED, *HUB]
+State = dict[str, Tensor]
 
 
 def cache_folder() -> Path:
@@ -133,12 +61,12 @@ def cache_folder() -> Path:
 
 def cache_file(model: HubModel) -> Path:
     """Return the file of the downloaded weights of a hub model."""
-    return cache_folder() / "models" / model.where.rsplit("/", 1)[-1]
+    return cache_folder() / "models" / model.file_name
 
 
 def cached(model: HubModel) -> bool:
-    """Return whether the weights of a model are downloaded; torch.hub has a separate cache."""
-    return model.kind == "weights" and cache_file(model).exists()
+    """Return whether the weights of a model are downloaded; torch.hub and timm have their own caches."""
+    return model.kind in ("weights", "file") and cache_file(model).exists()
 
 
 def fetch(model: HubModel) -> Path:
@@ -170,7 +98,7 @@ def check_record(record: Path, digest: str, subject: str) -> None:
 
 def _download(model: HubModel, file: Path) -> None:
     def copy(part: Path) -> None:
-        request = urllib.request.Request(model.where, headers={"User-Agent": "kappaplace"})
+        request = urllib.request.Request(model.location, headers={"User-Agent": "kappaplace"})
         with (
             _open(request) as response,
             open(part, "wb") as target,
@@ -187,8 +115,8 @@ def _download(model: HubModel, file: Path) -> None:
         replace_file(file, copy)
     except URLError as error:
         raise KappaPlaceError(
-            f"Could not download '{model.name}' from {model.where}: {error.reason}. Connect to the network, "
-            f"or save the file as {file}."
+            f"Could not download {model.location} ({error.reason}). Connect to the network, or save the file "
+            f"as {file}."
         ) from None
 
 
@@ -206,35 +134,113 @@ def _network(call: Callable[[], Result]) -> Result:
         raise URLError(f"the connection was lost ({type(error).__name__}: {error})") from None
 
 
-def load_torch_hub(model: HubModel, layer: str | None = None) -> FrozenEncoder:
-    """Load a model whose code torch.hub downloads and runs; torch requests confirmation for a new repository.
+def load_published(model: HubModel, *, dim: int | None = None) -> PlaceModel | FrozenEncoder:
+    """Load a published model.
 
     Args:
         model: The published model.
-        layer: Layer that the kappa head reads. Default: the head reads the descriptor.
+        dim: Expected dimension of the descriptor. Default: any.
 
     Returns:
-        The model, with an untrained kappa head.
+        The model in evaluation mode. The kappa head of a `FrozenEncoder` is untrained.
+
+    Raises:
+        KappaPlaceError: If it cannot be downloaded, or its files have changed since the first download.
     """
-    try:
-        encoder = torch.hub.load(model.where, model.entry, trust_repo="check", **dict(model.options))
-    except ImportError as error:
-        raise KappaPlaceError(
-            f"The code of '{model.name}' ({model.where}) needs a package that is not installed: {error}."
-        ) from None
-    except Exception as error:  # the code of other projects may raise anything
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise KappaPlaceError(
-            f"Could not load '{model.name}' through torch.hub from {model.where}: {reason}. Connect to the "
-            "network, and confirm in a terminal that you trust the repository."
-        ) from None
+    check_dim(model.dim, dim, model.name)
+    if model.kind == "weights":
+        return load_foreign(fetch(model))
+    if model.kind == "timm":
+        encoder = timm_encoder(model.name, model.location)
+    elif model.kind == "file":
+        encoder = _mix_vpr(_saved_weights(model), model.name)
+    else:
+        encoder = _from_torch_hub(model)
     record = cache_folder() / "models" / f"{model.name}.sha256"
     make_folder(record.parent)
     check_record(record, state_digest(encoder.state_dict()), f"The weights of '{model.name}'")
-    return FrozenEncoder(encoder, layer=layer, preprocessing=model.preprocessing, name=model.name)
+    if model.call:
+        encoder.forward = partial(encoder.forward, **dict(model.call))
+    # The authors may have renamed their layers: descriptors work without patches.
+    has_layer = model.patch_layer in dict(encoder.named_modules())
+    return FrozenEncoder(
+        encoder,
+        preprocessing=model.preprocessing,
+        prefix_tokens=model.prefix_tokens,
+        name=model.name,
+        patch_layer=model.patch_layer if has_layer else None,
+        cross_image=model.cross_image,
+    ).eval()
 
 
-State = dict[str, Tensor]
+def _from_torch_hub(model: HubModel) -> nn.Module:
+    """Load an encoder whose code torch.hub downloads and runs; torch requests confirmation for a new one."""
+    weights = _saved_weights(model) if model.weights else None  # before anything is downloaded
+    _forget_other_repositories()
+    try:
+        encoder = torch.hub.load(model.location, model.entry, trust_repo="check", **dict(model.options))
+    except ImportError as error:
+        raise KappaPlaceError(
+            f"The code of {model.location} needs a package that is missing ({reason(error)}). Install it."
+        ) from None
+    except Exception as error:  # the code of other projects may raise anything
+        raise _not_loaded(model, error) from None
+    if isinstance(encoder, nn.DataParallel):  # it expects its weights on the first GPU
+        encoder = encoder.module
+    if weights is not None:
+        load_state(encoder, weights, str(cache_file(model)))
+    return encoder
+
+
+def _forget_other_repositories() -> None:
+    """Forget the modules of repositories loaded before: different ones have modules of the same name."""
+    folder = os.path.realpath(torch.hub.get_dir())
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and os.path.realpath(file).startswith(folder + os.sep):
+            del sys.modules[name]
+
+
+def _not_loaded(model: HubModel, error: Exception) -> KappaPlaceError:
+    """Return the error for a model that torch.hub cannot load, with what to do."""
+    cause = reason(error)
+    if isinstance(error, EOFError) or "ntrusted" in cause:
+        cause = "the repository is not confirmed yet"
+        advice = "Load it once in a terminal, and confirm in a terminal that you trust the repository."
+    elif isinstance(error, HTTPError):
+        advice = "Try again later."
+    elif isinstance(error, OSError) or "internet connection" in cause:
+        cause = f"no connection ({cause})" if isinstance(error, OSError) else "no connection"
+        advice = (
+            "Connect to the network for the first use, or copy the folder "
+            f"{torch.hub.get_dir()} from a machine that has loaded the model."
+        )
+    else:
+        advice = "Check that the installed packages fit this code."
+    return KappaPlaceError(
+        f"Could not load '{model.name}' through torch.hub from {model.location}: {cause}. {advice}"
+    )
+
+
+def _mix_vpr(state: State, source: str) -> MixVPR:
+    """Return MixVPR with the weights of its authors, who number the layers of a mixer."""
+    own = {key.replace("backbone.model.", "backbone."): value for key, value in state.items()}
+    own = {re.sub(r"\.mix\.(\d+)\.mix\.", r".mixers.\1.", key): value for key, value in own.items()}
+    encoder = MixVPR()
+    load_state(encoder, own, source)
+    return encoder
+
+
+def _saved_weights(model: HubModel) -> State:
+    """Read the weights that the user has saved, because no program can download them."""
+    file = cache_file(model)
+    if not file.is_file():
+        raise KappaPlaceError(
+            f"The weights of '{model.name}' cannot be downloaded by a program. Download them from "
+            f"{model.weights} in a browser, and save the file as {file}."
+        )
+    return read_state(file)
+
 
 # Position of each child of a torchvision ResNet in CosPlace's Sequential.
 _RESNET_CHILDREN = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
@@ -266,8 +272,7 @@ def read_tensors(file: str | Path) -> Any:
             "author for a plain state dict or a safetensors file."
         ) from None
     except Exception as error:  # the unpickler raises many classes for invalid files
-        reason = str(error).partition("\n")[0] or "it is empty or damaged"
-        raise KappaPlaceError(f"The weights file {file} cannot be read: {reason}.") from None
+        raise KappaPlaceError(f"{file} cannot be read ({reason(error)}). Download it again.") from None
 
 
 def load_foreign(
@@ -288,15 +293,7 @@ def load_foreign(
     Raises:
         KappaPlaceError: If the layout is unknown, or the keys allow several heads and ``head`` is missing.
     """
-    content = read_tensors(file)
-    state: State = content
-    for wrapper in _WRAPPERS:
-        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
-            state = content[wrapper]
-            break
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise KappaPlaceError(f"The layout of {file} is unknown. Expected a state dict of tensors.")
-    state = {_PREFIX.sub("", key): value for key, value in state.items()}
+    state = read_state(file)
     if "aggregation.3.weight" in state:
         return _from_cosplace(state, str(file), dim, backbone, head)
     if "backbone.8.p" in state:
@@ -310,14 +307,25 @@ def load_foreign(
     )
 
 
+def read_state(file: str | Path) -> State:
+    """Read the tensors of a weights file, without the prefixes of wrappers around the model."""
+    content = read_tensors(file)
+    state: State = content
+    for wrapper in _WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            state = content[wrapper]
+            break
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise KappaPlaceError(f"{file} must contain a state dict of tensors. Save only model.state_dict().")
+    return {_PREFIX.sub("", key): value for key, value in state.items()}
+
+
 def read_prototypes(file: str | Path) -> list[Tensor]:
     """Read the class prototypes of the authors' release: one C×d matrix per group, at unit length."""
     content = read_tensors(file)
     groups = content.get("classifiers_state_dict") if isinstance(content, dict) else None
     if not groups:
-        raise KappaPlaceError(
-            f"The file {file} does not contain class prototypes ('classifiers_state_dict')."
-        )
+        raise KappaPlaceError(f"{file} contains no class prototypes. Pass a training checkpoint.")
     parts = groups.values() if isinstance(groups, dict) else groups
     matrices = [part if isinstance(part, Tensor) else _tensor(part, "weight", str(file)) for part in parts]
     return [torch.nn.functional.normalize(matrix.float(), dim=1) for matrix in matrices]
@@ -334,10 +342,8 @@ def _from_cosplace(
     own["aggregation.gem.p"] = _tensor(state, "aggregation.1.p", source).reshape(1)
     own["aggregation.project.weight"] = state["aggregation.3.weight"]
     own["aggregation.project.bias"] = _tensor(state, "aggregation.3.bias", source)
-    model = PlaceModel(
-        Architecture(name or _name_of(backbone, source), own_dim, head),
-        Preprocessing(),  # CosPlace embeds images at their native size
-    )
+    # CosPlace embeds images at their native size.
+    model = PlaceModel(Architecture(name or _name_of(backbone, source), own_dim, head), Preprocessing())
     load_state(model, {**own, **head_state}, source)
     return model.eval()
 
@@ -381,7 +387,7 @@ def _name_of(backbone: State, source: str) -> str:
     try:
         return _BLOCKS_IN_LAYER3[blocks]
     except KeyError:
-        raise KappaPlaceError(f"The checkpoint {source} contains a ResNet of unknown depth.") from None
+        raise KappaPlaceError(f"{source} contains a ResNet of unknown depth. Pass its backbone.") from None
 
 
 # Heads of the release by whether there is an aggregation, and whether Linear(d, 1) or Linear(d, d) follows
@@ -409,7 +415,7 @@ def _head(state: State, dim: int, source: str, name: str | None) -> tuple[HeadNa
     # GeM comes second in an aggregation; in the release's "mlp", which is not read, it comes first.
     if names is None or (exponents and not (shapes[0][0] == dim and exponents[0].endswith(".1.p"))):
         raise KappaPlaceError(
-            f"The checkpoint {source} has an unknown uncertainty head with weights {shapes}."
+            f"{source} has an unknown head with weights {shapes}. Pass head='none' to omit it."
         )
     own = _linear(part, weights[-1], "head.last", source) if rest else {}
     if exponents:
@@ -424,9 +430,8 @@ def _named(names: Sequence[str], name: str | None, source: str) -> HeadName:
         return names[0]  # type: ignore[return-value]
     if name not in names:
         raise KappaPlaceError(
-            f"The keys of {source} allow the heads {', '.join(map(repr, names))}, and head is {name!r}. "
-            "Pass the head of its training: load_model(file, head=…), or model.start_head for training; "
-            "save_model then records it."
+            f"The keys of {source} allow the heads {', '.join(map(repr, names))}, got {name!r}. Pass the "
+            "head of its training: load_model(file, head=…), or model.start_head for training."
         )
     return name  # type: ignore[return-value]
 
@@ -438,7 +443,7 @@ def _linear(part: State, weight: str, target: str, source: str) -> State:
 
 def _tensor(state: State, key: str, source: str) -> Tensor:
     if key not in state:
-        raise KappaPlaceError(f"The checkpoint {source} is incomplete: '{key}' is missing.")
+        raise KappaPlaceError(f"{source} is incomplete ('{key}' is missing). Download it again.")
     return state[key]
 
 

@@ -1,4 +1,5 @@
-"""Pages and figures of evaluations, maps, drives and training runs; the arithmetic belongs to metrics."""
+"""Pages and figures of evaluations, maps, drives and training runs. `kappaplace.metrics` computes the
+numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from typing import TYPE_CHECKING
 from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
-    from kappaplace.reports.drift import write_drift as write_drift
     from kappaplace.reports.evaluation import write_report as write_report
     from kappaplace.reports.figures import GalleryRow as GalleryRow
     from kappaplace.reports.figures import gallery_figure as gallery_figure
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from kappaplace.reports.html import table as table
     from kappaplace.reports.labels import write_label_page as write_label_page
     from kappaplace.reports.localization import write_answers as write_answers
-    from kappaplace.reports.map_fit import fit_verdict as fit_verdict
-    from kappaplace.reports.map_fit import write_fit_report as write_fit_report
+    from kappaplace.reports.localization import write_geotags as write_geotags
+    from kappaplace.reports.map_tune import fit_verdict as fit_verdict
+    from kappaplace.reports.map_tune import write_drift as write_drift
+    from kappaplace.reports.map_tune import write_fit_report as write_fit_report
     from kappaplace.reports.paper import write_paper_report as write_paper_report
     from kappaplace.reports.runs import draw_trajectory as draw_trajectory
     from kappaplace.reports.runs import write_slam as write_slam

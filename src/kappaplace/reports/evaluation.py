@@ -23,9 +23,8 @@ from kappaplace.reports.gallery import (
 )
 from kappaplace.reports.ground import map_figure, thinning
 from kappaplace.reports.groups import Group, group_of, pooled_group
-from kappaplace.reports.html import CAPTIONS, Artifacts, slug
+from kappaplace.reports.html import CAPTIONS, Artifacts, Table, slug
 from kappaplace.reports.tables import (
-    Table,
     comparison_table,
     left_out_table,
     match_table,

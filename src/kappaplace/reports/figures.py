@@ -153,7 +153,6 @@ def kappa_figure(
     damage: Floats,
     kappa: Floats,
     success: NDArray[np.bool_],
-    title: str = "every query of the unseen district",
 ) -> Figure:
     """Draw the mean κ of the same views against degradation (left), and κ of every query (right).
 
@@ -162,7 +161,6 @@ def kappa_figure(
         damage: Total degradation of each query.
         kappa: κ of each query.
         success: Whether the top match of each query is correct.
-        title: Title of the right plot.
 
     Returns:
         The figure.
@@ -177,7 +175,7 @@ def kappa_figure(
     for mask, color, label in ((success, RIGHT, "correct"), (~success, WRONG, "incorrect")):
         dots = {"s": 9, "alpha": 0.6, "color": color, "label": f"top match {label}"}
         right.scatter(damage[mask], kappa[mask], **dots)
-    right.set(xlabel="total degradation of the query", ylabel="κ", title=title)
+    right.set(xlabel="total degradation of the query", ylabel="κ", title="every query of the unseen district")
     right.set_ylim(bottom=0)
     right.legend(fontsize=8)
     return figure
@@ -372,7 +370,7 @@ def _finish(axis: Axes) -> None:
 POINTS = 1000
 """Maximum number of points per curve; more would not be visible."""
 NOISY = 0.05
-"""Fraction of the first queries whose risk may leave the plot at its top."""
+"""Fraction of the most confident queries whose risk is too noisy to determine the height of the plot."""
 
 
 @styled

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from kappaplace.data import ZONE_SHIFT, PlaceImages, Positives, frame_codes, zone_index
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, write_file
 from kappaplace.reports.figures import WIDTH, WRONG, new_figure, styled
+from kappaplace.reports.html import png_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_REFERENCES = 20_000
 MOST_QUERIES = 5_000
-"""Maximum number of points; more only cover each other."""
+"""Maximum number of points. More of them would only overlap."""
 
 
 @styled
@@ -96,7 +97,7 @@ def _height(points: NDArray[np.float64]) -> float:
 
 
 MAX_POINTS = 100_000
-"""Maximum number of points of each kind; more only make the file larger."""
+"""Maximum number of points of each kind. More of them would only make the file larger."""
 MAX_LINES = 3_000
 """Maximum number of lines from queries to positives."""
 
@@ -113,8 +114,6 @@ class Panel:
     """Whether each query has a positive."""
     lines: NDArray[np.float64]
     """Lines from a query to one of its positives, L×4."""
-    rows: tuple[NDArray[np.int64], NDArray[np.int64]]
-    """Table rows of the references and queries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +159,7 @@ def _metric_view(table: PlaceImages, positives: Positives, rng: np.random.Genera
         e = ends[zone[ends[:, 0]] == number]
         lines = np.concatenate([positions[e[:, 0]], positions[e[:, 1]]], axis=1)
         name = f"EPSG:{codes[number]}" if len(codes) > 1 else ""
-        panels.append(
-            Panel(name, positions[r], positions[q], covered[zone[queries] == number], lines, (r, q))
-        )
+        panels.append(Panel(name, positions[r], positions[q], covered[zone[queries] == number], lines))
     with_any = int((positives.counts > 0).sum())
     labels = {
         "reference": _drawn("references", len(references), len(table.reference_rows)),
@@ -184,10 +181,8 @@ def _index_view(table: PlaceImages, positives: Positives, rng: np.random.Generat
     points = np.concatenate(
         [np.column_stack([query, reference]), np.column_stack([shown, np.full(len(shown), -1)])]
     )
-    rows = (np.empty(0, dtype=np.int64), table.query_rows[points[:, 0].astype(np.int64)])
     covered = np.arange(len(points)) < len(query)
-    nothing = np.empty((0, 2)), np.empty((0, 4))
-    panel = Panel("", nothing[0], points.astype(np.float64), covered, nothing[1], rows)
+    panel = Panel("", np.empty((0, 2)), points.astype(np.float64), covered, np.empty((0, 4)))
     labels = {
         "found": _drawn("pairs of a query and its positive", len(query), len(positives.indices)),
         "lost": _drawn("queries without, drawn below 0", len(shown), len(lost)),
@@ -260,19 +255,15 @@ def write_table_map(table: PlaceImages, out: str | Path) -> MapView:
         raise KappaPlaceError(f'The map must be a .png file, got "{out}".')
     view = map_view(table)
     make_folder(out.parent)
-    replace_file(out, lambda part: draw_png(view, part))
+    write_file(out, png_of(table_figure(view)))
     return view
 
 
-def draw_png(view: MapView, file: Path) -> None:
-    """Write the map, one panel per zone, and a histogram of the positives per query."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+def table_figure(view: MapView) -> Figure:
+    """Draw the map, one panel per zone, and a histogram of the positives per query."""
     columns = min(len(view.panels), MAX_COLUMNS)
     lines = -(-len(view.panels) // columns)
-    figure = Figure(figsize=(11, 7) if lines == 1 else (11, 3.5 * lines + 1), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 7 if lines == 1 else 3.5 * lines + 1)
     grid = figure.add_gridspec(1, 2, width_ratios=[3.2, 1])
     maps = grid[0].subgridspec(lines, columns)
     for number, panel in enumerate(view.panels):
@@ -281,7 +272,7 @@ def draw_png(view: MapView, file: Path) -> None:
     figure.legend(handles=_legend(view), loc="outside lower left", ncols=2, frameon=False)
     _histogram(figure.add_subplot(grid[1]), view.counts)
     figure.suptitle(f"{view.title}\n{view.sentence}", fontsize=11)
-    figure.savefig(file, format="png")
+    return figure
 
 
 def _draw_panel(axes: Axes, panel: Panel, view: MapView) -> None:
@@ -296,8 +287,7 @@ def _draw_panel(axes: Axes, panel: Panel, view: MapView) -> None:
     _dots(axes, panel.queries[~panel.covered], size * 1.5, COLORS["lost"], 4)
     axes.set_aspect("equal" if view.metric else "auto", adjustable="datalim")
     axes.set_title(panel.name, fontsize=10)
-    axes.set_xlabel(view.axes[0])
-    axes.set_ylabel(view.axes[1])
+    axes.set(xlabel=view.axes[0], ylabel=view.axes[1])
     axes.ticklabel_format(useOffset=False, style="plain")
     axes.tick_params(axis="x", labelrotation=20)
     # Coordinates have seven digits, and a panel among others is small.

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages, readable on a phone and in print, and the files of a report next to its page."""
+"""Self-contained HTML pages, readable on a phone and in print, their tables, and the files next to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import html
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from kappaplace.files import make_folder, write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from kappaplace.reports.tables import Table
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -87,8 +86,114 @@ def grid(pieces: Sequence[str]) -> str:
     return f'<div class="grid">{joined}</div>' if pieces else ""
 
 
+# Characters that LaTeX reads as commands, and those that its default fonts lack.
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: "\\" + sign for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "κ": r"$\kappa$",
+    "σ": r"$\sigma$",
+    "↓": r"$\downarrow$",
+    "↑": r"$\uparrow$",
+    "→": r"$\rightarrow$",
+    "↔": r"$\leftrightarrow$",
+    "±": r"$\pm$",
+    "−": r"$-$",
+    "×": r"$\times$",
+    "–": r"\textendash{}",
+    "\u00a0": "~",
+    "\n": " ",
+    "\r": " ",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table."""
+
+    text: str
+    small: str = ""
+    """Small print below the text, such as an interval."""
+    best: bool = False
+    """Whether the value is the best of its column."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    words: bool = False
+    """Whether the cells contain text instead of numbers."""
+
+    @classmethod
+    def of_words(cls, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
+        """Return a table of text.
+
+        Args:
+            header: Column names.
+            rows: Text of the cells, row by row.
+            caption: Caption of the table.
+
+        Returns:
+            The table.
+        """
+        return cls(tuple(header), tuple(tuple(map(Cell, row)) for row in rows), caption, words=True)
+
+    def html(self) -> str:
+        """Return the table as HTML; it scrolls sideways on a narrow screen."""
+        kind = ' class="words"' if self.words else ""
+        kind += f' aria-label="{html.escape(self.caption)}"' if self.caption else ""
+        top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in self.header)
+        body = "".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in self.rows)
+        # Not a <caption>: it would be as wide as the table, which may be wider than the screen.
+        caption = f'<p class="caption">{html.escape(self.caption)}</p>' if self.caption else ""
+        inner = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
+        return f'{caption}<div class="scroll"><table{kind}>{inner}</table></div>'
+
+    def latex(self) -> str:
+        r"""Return the table as a LaTeX environment; the document needs \usepackage{booktabs}."""
+        rest = len(self.header) - 1
+        columns = "l" * rest + r"p{0.6\linewidth}" if self.words else "l" + "r" * rest
+        head = _latex_line(map(latex_text, self.header))
+        body = "".join(map(_latex_row, self.rows))
+        caption = f"\\caption{{{latex_text(self.caption)}}}\n" if self.caption else ""
+        return (
+            "% needs \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
+            f"{caption}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\\midrule\n{body}\\bottomrule\n"
+            "\\end{tabular}\n\\end{table}\n"
+        )
+
+
+def latex_text(text: str) -> str:
+    """Return text that is safe inside a LaTeX document."""
+    return "".join(_LATEX.get(letter, letter) for letter in text).replace("--", "-{}-")  # no ligature
+
+
+def _html_cell(cell: Cell) -> str:
+    text = html.escape(cell.text)
+    small = f"<small>{html.escape(cell.small)}</small>" if cell.small else ""
+    return f"<td>{f'<strong>{text}</strong>' if cell.best else text}{small}</td>"
+
+
+def _latex_line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + " \\\\\n"
+
+
+def _latex_row(row: Sequence[Cell]) -> str:
+    """Return one line, and a second one for the small print, which would not fit next to the numbers."""
+    texts = [(rf"\textbf{{{latex_text(c.text)}}}" if c.best else latex_text(c.text)) for c in row]
+    small = [rf"{{\scriptsize {latex_text(c.small)}}}" if c.small else "" for c in row]
+    return _latex_line(texts) + (_latex_line(small) if any(small) else "")
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
-    """Return a table, which scrolls sideways on a narrow screen.
+    """Return a table of text.
 
     Args:
         header: Column names.
@@ -98,14 +203,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool =
     Returns:
         HTML of the table.
     """
-    top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    kind = ' class="words"' if words else ""
-    return (
-        f'<div class="scroll"><table{kind}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    return Table(tuple(header), tuple(tuple(map(Cell, row)) for row in rows), words=words).html()
 
 
 def picture(png: bytes, alternative: str, caption: str) -> str:
@@ -166,7 +264,7 @@ DPI = 150
 PHOTO_DPI = 110
 """Resolution of galleries, which matches that of their thumbnails."""
 COLORS = 128
-"""Number of colors of a drawing, which take a third of the bytes; photographs keep all colors."""
+"""Number of colors of a drawing, which reduces its size to a third. Photographs keep all colors."""
 MOST_BYTES = 7_500_000
 """Maximum size of all images in a page: more is slow on a phone. Further images are only separate files."""
 

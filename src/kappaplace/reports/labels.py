@@ -79,9 +79,7 @@ PIXELS = 480
 """Longer side of each image in pixels."""
 
 
-def write_label_page(
-    place_map: PlaceMap, sheet: Sheet, page: str | Path, labels_name: str, *, pixels: int = PIXELS
-) -> int:
+def write_label_page(place_map: PlaceMap, sheet: Sheet, page: str | Path, labels_name: str) -> int:
     """Write a page for labelling the matches of a sheet in a browser.
 
     Args:
@@ -89,7 +87,6 @@ def write_label_page(
         sheet: Queries with their matches, sampled by `PlaceMap.label`.
         page: HTML file to write.
         labels_name: Name under which the page saves the labels.
-        pixels: Longer side of each image.
 
     Returns:
         Number of images that cannot be opened.
@@ -103,8 +100,8 @@ def write_label_page(
     with track("Resizing images", len(sheet.rows)) as bar:
         for position, row in enumerate(sheet.rows):
             pictures = (
-                query_picture(sheet, position, pixels),
-                match_picture(place_map, sheet, position, pixels),
+                query_picture(sheet, position, PIXELS),
+                match_picture(place_map, sheet, position, PIXELS),
             )
             questions.append(Question(row.order, row.query, row.match, row.label, *pictures))
             bar.advance()

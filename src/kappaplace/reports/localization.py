@@ -1,4 +1,4 @@
-"""Answers as one HTML page: a map of all answers, and each query with its matches."""
+"""Answers as one HTML page: a map of all answers, and each query with its matches; positions of photos."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from kappaplace.data import thumbnail
 from kappaplace.files import write_file
-from kappaplace.maps import Localization, MapStore, Match
+from kappaplace.maps import Geotags, Localization, MapStore, Match, PhotoTag
 from kappaplace.reports.figures import COLORS, RIGHT, WIDTH, new_figure, styled
 from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 
@@ -25,6 +25,12 @@ CARDS = 3
 MOST_ANSWERS = 200
 """Maximum number of answers on a page; browsers are slow with more images."""
 MOST_REFERENCES = 20_000
+TAG_FRAMES = {"accepted": "right", "between": "right", "implausible": "wrong"}
+"""Frame of a photo by its status; gray for photos without a new position."""
+TRUST = (
+    "Green: the position is written with --apply. Red: the answer was accepted, but it contradicts photos "
+    "taken shortly before or after. Gray: the answer is not certain enough, and nothing is written."
+)
 FRAMES = {"accept": "right", "reject": "wrong"}
 """Frame of each decision; a doubtful match, or one without a decision, has a gray frame."""
 
@@ -50,6 +56,53 @@ def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: st
     lead = f"{queries} in a map of {len(store):,} references"
     text = page(f"Where was this? {store.manifest.name}".strip(), lead, sections)
     write_file(Path(file), text.encode("utf-8", "backslashreplace"))
+
+
+def write_geotags(place_map: PlaceMap, geotags: Geotags, file: str | Path) -> None:
+    """Write the positions of photos as one HTML page: how trustworthy each match is, and what is written.
+
+    The page shows the first `MOST_ANSWERS` photos without GPS.
+
+    Args:
+        place_map: Map that was queried.
+        geotags: Result of `kappaplace.geotag`.
+        file: HTML file to write.
+    """
+    store = place_map.store
+    statuses = dict.fromkeys(tag.status for tag in geotags.tags)
+    sections = [paragraph(TRUST)]
+    sections.append(table(["status", "photos"], [[name, f"{geotags.count(name):,}"] for name in statuses]))
+    sections += [paragraph(note, small=True) for note in geotags.notes]
+    queries = [tag for tag in geotags.tags if tag.answer is not None]
+    if len(queries) > MOST_ANSWERS:
+        text = f"The first {MOST_ANSWERS:,} of {len(queries):,} photos are shown."
+        sections.append(paragraph(text, small=True))
+    for tag in queries[:MOST_ANSWERS]:
+        sections += _photo(store, geotags, tag)
+    text = page(f"Positions for {geotags.root.name}", geotags.sentence, sections)
+    write_file(Path(file), text.encode("utf-8", "backslashreplace"))
+
+
+def _photo(store: MapStore, geotags: Geotags, tag: PhotoTag) -> list[str]:
+    """Return one photo next to its matches."""
+    assert tag.answer is not None
+    degrees = geotags.degrees(tag)
+    where = "" if degrees is None else f" Position {degrees[0]:.6f}, {degrees[1]:.6f} ± {tag.accuracy:.0f} m."
+    frame = TAG_FRAMES.get(tag.status, "query")
+    cards = [card(frame, tag.photo.name, picture_data(str(tag.photo), None), ["photo"])]
+    for rank, match in enumerate(tag.answer.matches, 1):
+        captions = [f"{rank}. similarity {match.similarity:.3f}"]
+        captions += [f"probability {match.probability:.2f}"] if match.probability is not None else []
+        captions += [match.decision] if match.decision is not None else []
+        image = picture_data(match.image, store.thumbnail(match.reference))
+        cards.append(
+            card(FRAMES.get(match.decision or "", "query"), PurePath(match.name).name, image, captions)
+        )
+    return [
+        heading(tag.photo.name),
+        paragraph(f"{tag.status.capitalize()}: {tag.reason}.{where}"),
+        f'<div class="row">{"".join(cards)}</div>',
+    ]
 
 
 def _overview(store: MapStore, answers: Sequence[Localization]) -> str:

@@ -10,17 +10,16 @@ from kappaplace.metrics import ECE_NOTE
 from kappaplace.reports import html
 from kappaplace.reports.figures import ece_bars_figure, reliability_figure
 from kappaplace.reports.groups import Group, group_of, pooled_group
-from kappaplace.reports.html import CAPTIONS, Artifacts
-from kappaplace.reports.tables import DIGITS, MISSING, Cell, Table, number
+from kappaplace.reports.html import CAPTIONS, Artifacts, Cell, Table
+from kappaplace.reports.tables import DIGITS, MISSING, number
 
 if TYPE_CHECKING:
     from kappaplace.evaluation import EvaluationResult, PaperComparison
 
 POOLED_FIGURE = "fig:combined_ece_final"
 STATUS = (
-    "“Measured” numbers have the paper's counts of queries and references, and its backbone. Numbers that "
-    "are “not comparable” differ in one of them, so no difference is shown. How a model was trained is not "
-    "checked."
+    "A number is “measured” if the backbone and the counts of queries and references are those of the paper. "
+    "Otherwise it is “not comparable”, and no difference is shown. The training of the models is not checked."
 )
 
 

@@ -62,21 +62,6 @@ def draw_trajectory(
 
 
 @styled
-def trajectory_figure(
-    poses: NDArray[np.float64],
-    closures: Sequence[Closure],
-    *,
-    odometry: NDArray[np.float64] | None = None,
-    truth: NDArray[np.float64] | None = None,
-) -> Figure:
-    """Return a figure of a trajectory, see `draw_trajectory`."""
-    figure = new_figure(6.4, 5.2)
-    axis = figure.subplots()
-    draw_trajectory(axis, poses, closures, odometry=odometry, truth=truth)
-    axis.legend(loc="best", fontsize=8)
-    return figure
-
-
 def write_slam(run: SlamRun, folder: str | Path) -> Path:
     """Write the figure and the page of a drive.
 
@@ -88,7 +73,10 @@ def write_slam(run: SlamRun, folder: str | Path) -> Path:
         Path of ``report.html``; ``trajectory.png`` is in the same folder.
     """
     folder = make_folder(folder)
-    figure = trajectory_figure(run.poses, run.closer.closures, odometry=run.closer.odometry)
+    figure = new_figure(6.4, 5.2)
+    axis = figure.subplots()
+    draw_trajectory(axis, run.poses, run.closer.closures, odometry=run.closer.odometry)
+    axis.legend(loc="best", fontsize=8)
     write_file(folder / "trajectory.png", png_of(figure))
     write_file(folder / "report.html", _page(run, figure))
     return folder / "report.html"

@@ -24,23 +24,25 @@ from kappaplace.errors import KappaPlaceError
 
 CODE_BYTES = 128
 FEWEST = 1000
-"""Fewest references to fit a codebook on: the 256 centers of a byte must be far fewer than the references."""
+"""Smallest number of references to fit a codebook on, because each byte has 256 centers."""
 SAMPLE = 1 << 15
 """Largest number of references to fit a codebook on."""
 VALUES = 256  # values of a byte
 BITS = 8  # bits of a byte
-ROUNDS = 12  # of k-means; more rounds reduce the error by less than 0.1%
+ROUNDS = 12  # k-means iterations; more of them reduce the error by less than 0.1%
 STEP = 1 << 14  # rows that are encoded at once
 CACHED = 1 << 9  # points per comparison with the centers: their distances fit in the CPU cache (15× as fast)
-WHOLE: dict[int, np.dtype] = {1: np.dtype("f4"), 2: np.dtype("c8"), 4: np.dtype("c16")}  # as many float32
-POWER = 0.75  # weight of an error: energy ** POWER. With 0, similarities err by a third more; 1 is like 0.75
+WHOLE: dict[int, np.dtype] = {1: np.dtype("f4"), 2: np.dtype("c8"), 4: np.dtype("c16")}
+"""Types with the size of this many float32 numbers."""
+POWER = 0.75
+"""Weight of an error: energy ** POWER. With 0, errors of similarities are a third larger."""
 ODD = 0.001  # fraction of gains at either end that the last byte clips
-WEAKEST = 0.01  # fraction of the mean energy: lowest energy in the weight of a direction
+WEAKEST = 0.01  # lowest energy in the weight of a direction, as a fraction of the mean energy
 NOT_FINITE = "Some descriptors are NaN or infinite. Check the model and the images."
 
 
 class Column(Protocol):
-    """Rows of an array, or of an object that is read like an array."""
+    """An array, or an object that is read like one."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -59,11 +61,11 @@ class Codebook:
     """Conversion between descriptors and codes."""
 
     rotation: NDArray[np.float32]
-    """d×m: rotation to the stored directions; the directions of one byte are next to each other."""
+    """Rotation to the stored directions, d×m. The directions of one byte are adjacent."""
     values: NDArray[np.float32]
-    """256×m: center of each value of a byte, in the directions of this byte."""
+    """Center that each value of a byte represents, 256×m."""
     sizes: tuple[int, ...]
-    """Number of directions of each byte; equal numbers are next to each other."""
+    """Number of directions of each byte; equal numbers are adjacent."""
     weights: NDArray[np.float32] | None = None
     """Weight of a squared error in each direction, m. None in old maps: no weights, no gain, and decoded
     vectors have unit length."""
@@ -103,7 +105,7 @@ class Codebook:
 
         Args:
             codes: Codes of shape (..., width).
-            turned: Stay in the space of the codes, which is faster.
+            turned: Return vectors in the space of the codes, which is faster.
 
         Returns:
             Vectors of shape (..., d), or (..., m) in the space of the codes.
@@ -125,8 +127,8 @@ class Codebook:
     def products(self, query: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the inner products of one query with codes, without decoding them.
 
-        A table contains what each value of each byte adds to the product and to its correction, as the real
-        and imaginary part of one complex number: one lookup returns both. For a single query, this is several
+        A table contains what each value of each byte adds to the product and to its correction. Both are
+        parts of one complex number, so that one lookup returns them. For a single query, this is several
         times as fast as decoding.
 
         Args:
@@ -134,7 +136,7 @@ class Codebook:
             codes: Codes, N×width.
 
         Returns:
-            Products, N.
+            Products (N).
         """
         starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         product = query * self.values
@@ -232,7 +234,9 @@ class Codebook:
                 if in_order and len(byte) < CODE_BYTES:
                     gains = float(more[2, 0]), float(more[3, 0])
                     return cls(rotation, values, tuple(map(int, sizes)), more[0], gains)
-        raise KappaPlaceError(f"The codebook of shape {wide.shape} does not fit {dim} dimensions.")
+        raise KappaPlaceError(
+            f"The codebook of shape {wide.shape} does not fit {dim} dimensions. Run `kappaplace map verify`."
+        )
 
 
 @torch.inference_mode()
@@ -260,7 +264,7 @@ def learn_codebook(descriptors: Column, *, rounds: int = ROUNDS) -> Codebook:
     check_finite(sample)
     energy, directions = np.linalg.eigh(sample.T @ sample / len(sample))
     weight = np.maximum(energy, WEAKEST * energy.mean()) ** POWER
-    # Unlike in PCA, nothing is centered, to preserve inner products. Codes represent the variance.
+    # Unlike in PCA, nothing is centered: inner products must not change.
     spread = weight * np.maximum((sample @ directions.astype(np.float32)).var(axis=0), 1e-9 * energy.max())
     groups = sorted(byte_groups(spread, min(CODE_BYTES - 1, sample.shape[1])), key=len)
     order = np.concatenate([np.array(group) for group in groups])
@@ -274,7 +278,7 @@ def learn_codebook(descriptors: Column, *, rounds: int = ROUNDS) -> Codebook:
     book = Codebook(rotation, values, sizes, weights)
     length = np.einsum("nd,nd->n", sample, sample)
     gains = _gains(rotated, length, book._centers(book.encode(sample)), weights)
-    # Without outliers: a single odd descriptor would leave few steps to the others.
+    # Outliers are clipped, because a single one would leave few steps for the others.
     lowest, highest = np.quantile(gains, [ODD, 1 - ODD]).tolist()
     return Codebook(rotation, values, sizes, weights, (lowest, highest))
 
@@ -302,7 +306,8 @@ def byte_groups(spread: NDArray[np.floating], bytes_: int) -> list[list[int]]:
 
 
 def _weak(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the fraction of the gain that each direction gets: weak ones get more, which harms least."""
+    """Return the fraction of the gain that each direction gets. Weak directions get more, which adds the
+    least error."""
     return weights.min() / weights
 
 
@@ -326,10 +331,9 @@ def _cut(dim: int) -> tuple[int, int]:
 
 @contextmanager
 def piece_by_piece() -> Iterator[ThreadPoolExecutor]:
-    """Provide threads that process whole pieces.
+    """Provide threads that each process whole pieces, with one torch thread per piece.
 
-    Torch's own threads would split products this small and wait for each other: two threads are three times
-    slower than one.
+    Torch's own threads would split these small products and wait for each other, which is three times slower.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -346,14 +350,14 @@ def split_columns(rotated: NDArray[np.float32], sizes: Sequence[int]) -> list[ND
 
 
 def nearest_center(points: NDArray[np.float32], centers: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the nearest center of each point: the lowest ‖c‖²/2 − p·c, as one product of (p, 1)."""
+    """Return the nearest center c of each point p, which minimizes ‖c‖²/2 − p·c."""
     half = 0.5 * np.einsum("nd,nd->n", centers, centers)
     weights = torch.from_numpy(np.concatenate([-centers, half[:, None]], 1).T.copy())
     wide = torch.from_numpy(np.concatenate([points, np.ones((len(points), 1), np.float32)], 1))
     nearest, distances = np.empty(len(points), np.int64), torch.empty(CACHED, len(centers))
     for start in range(0, len(points), CACHED):
         part = wide[start : start + CACHED]
-        # NumPy's argmin and torch's product: each is several times as fast as its counterpart.
+        # NumPy's argmin and torch's product are each several times as fast as the other library's.
         product = torch.mm(part, weights, out=distances[: len(part)])
         nearest[start : start + CACHED] = product.numpy().argmin(1)
     return nearest

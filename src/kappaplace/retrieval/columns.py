@@ -1,8 +1,7 @@
 """Stored descriptors, read as float32 block by block.
 
-Descriptors are stored unchanged (float32), in half the bytes (float16), in a quarter (int8 with one scale per
-row), or as codes of at most 128 bytes (pq). The segments of a map read as one array that is never in memory
-as a whole and that skips removed rows.
+Storage formats are float32, float16, int8 with one scale per row, and codes of at most 128 bytes (pq). The
+segments of a map are read as one array without removed rows, which is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from kappaplace.retrieval.codes import Codebook
 
 BLOCK = 1 << 16
 COARSE = ("int8", "pq")
-"""Storage that rounds so much that a calibration for unrounded descriptors does not apply."""
+"""Storage formats that change similarities so much that a calibration for exact descriptors does not apply.
+"""
 
 
 class Quantized(NamedTuple):
@@ -30,7 +30,7 @@ class Quantized(NamedTuple):
     codes: NDArray[np.int8]
     """N×d."""
     scale: NDArray[np.float32]
-    """Factor for each row, N."""
+    """Factor for each row (N)."""
 
 
 class Coded(NamedTuple):
@@ -124,7 +124,8 @@ class Columns:
         live: Rows that are references, ascending; the others were removed and are skipped. Default: all.
         dim: Dimension of the descriptors, if there may be no segment.
         checks: Function per segment that is called with its rows before they are read. Default: none.
-        turned: Read in the space of the codes; all segments must be codes of the same codebook.
+        turned: Whether to read in the space of the codes. All segments must then be codes of the same
+            codebook.
 
     Raises:
         KappaPlaceError: If a segment is not an array of descriptors, or if dimensions differ.
@@ -146,7 +147,10 @@ class Columns:
             descriptors = [descriptors]
         self.segments = [_checked(segment) for segment in cast(Sequence[Segment], descriptors)]
         if not self.segments and dim is None:
-            raise KappaPlaceError("There are no references to search: the list of arrays is empty.")
+            raise KappaPlaceError(
+                "There are no references to search, because the list of arrays is empty. Pass at least one "
+                "array."
+            )
         dims = {_dim(segment, turned) for segment in self.segments} or {cast(int, dim)}
         if len(dims) > 1:
             numbers = " and ".join(map(str, sorted(dims)))
@@ -237,7 +241,7 @@ class Columns:
         """Return the inner products of a few queries with all references by table lookup.
 
         Args:
-            queries: Queries in the space of the codes, N×m; the references must be in it, too.
+            queries: Queries in the space of the codes, N×m. The references must be in this space, too.
 
         Returns:
             Products, N×R.
@@ -319,13 +323,13 @@ def _checked(segment: Segment) -> Segment:
     if isinstance(segment, Quantized):
         if array.dtype != np.int8 or segment.scale.shape != (len(array),):
             raise KappaPlaceError(
-                f"Quantized descriptors are int8 with one scale per row, got {array.dtype} {array.shape} "
+                f"Quantized descriptors must be int8 with one scale per row, got {array.dtype} {array.shape} "
                 f"and scales of shape {segment.scale.shape}."
             )
     elif isinstance(segment, Coded):
         if array.dtype != np.uint8 or array.shape[1] != segment.codebook.width:
             raise KappaPlaceError(
-                f"Codes of this codebook have {segment.codebook.width} bytes per row (uint8), got "
+                f"Codes of this codebook must have {segment.codebook.width} bytes per row (uint8), got "
                 f"{array.dtype} {array.shape}."
             )
     elif not np.issubdtype(array.dtype, np.floating):

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.base import BaseEngine, best_first
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
+from kappaplace.retrieval.engine import Engine, best_first
 from kappaplace.types import Matches
 
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ StoredRow: TypeAlias = tuple[float | None, float | None, float | None, str]
 ATTEMPTS = 5
 WAIT = 0.5  # seconds before the second attempt, doubled each time: about eight in total
 LONGEST_NAME = 1024  # bytes
-EQUAL = 1e-6  # an engine may list similarities that differ by less (float32 rounding) in any order
+EQUAL = 1e-6  # similarities that differ by less are in any order, because of float32 rounding
 REMEDY = "Pass another name (--collection), or replace=True to overwrite them."
 
 
@@ -50,9 +50,16 @@ class Batch(NamedTuple):
     digests: list[int]
     """One number per row: equal digests mean equal rows."""
 
+    def record(self, offset: int) -> StoredRow:
+        """Return κ, x, y and name of one row; unknown numbers are None."""
+        kappa, (x, y) = self.records.kappa[offset], self.records.positions[offset]
+        posed = np.isfinite(x) and np.isfinite(y)
+        place = (float(x), float(y)) if posed else (None, None)
+        return float(kappa) if np.isfinite(kappa) else None, *place, self.records.names[offset]
+
 
 class References:
-    """References to import: descriptors with κ, position and name; the row number is the primary key."""
+    """References to import: descriptors with κ, position and name. The row number is the primary key."""
 
     def __init__(
         self,
@@ -64,7 +71,9 @@ class References:
         self.rows = as_columns(descriptors)
         count = len(self.rows)
         if count == 0:
-            raise KappaPlaceError("There are no references to import: the map is empty.")
+            raise KappaPlaceError(
+                "There are no references to import, because the map is empty. Add images first."
+            )
         columns = {
             "positions": (positions, (count, 2)),
             "kappa": (kappa, (count,)),
@@ -94,7 +103,8 @@ class References:
         for name in names:
             if len(name.encode()) > LONGEST_NAME or "\0" in name:
                 raise KappaPlaceError(
-                    f"The name {name[:40]!r}… cannot be stored. Use at most {LONGEST_NAME} bytes, without 0."
+                    f"The name {name[:40]!r}… cannot be stored. Use at most {LONGEST_NAME} bytes and no zero "
+                    "byte."
                 )
         return Records(np.asarray(kappa, np.float32), np.asarray(positions, np.float64), names)
 
@@ -120,17 +130,14 @@ def offsets_to_write(batch: Batch, stored: dict[int, int], location: str, *, rep
     Returns:
         Offsets within the batch of rows that are missing or have changed, ascending.
     """
-    missing = [offset for offset, row in enumerate(batch.ids) if row not in stored]
-    changes = [
-        offset
-        for offset, row in enumerate(batch.ids)
-        if row in stored and stored[row] != batch.digests[offset]
-    ]
-    if changes and not replace:
+    digests = enumerate(zip(batch.ids, batch.digests, strict=True))
+    offsets = [offset for offset, (row, digest) in digests if stored.get(row) != digest]
+    changed = next((batch.ids[offset] for offset in offsets if batch.ids[offset] in stored), None)
+    if changed is not None and not replace:
         raise KappaPlaceError(
-            f"{location} already contains other references (row {batch.ids[changes[0]]} differs). {REMEDY}"
+            f"{location} already contains other references (row {changed} differs). {REMEDY}"
         )
-    return sorted(missing + changes)
+    return offsets
 
 
 def retry(
@@ -169,13 +176,13 @@ def without_password(uri: str) -> str:
     return re.sub(r"(password\s*=\s*)('[^']*'|[^\s&]+)", r"\1…", uri)
 
 
-class DatabaseEngine(BaseEngine):
-    """A collection or table. Subclasses read and write rows; this class defines the order."""
+class DatabaseEngine(Engine):
+    """Base class of databases. It defines the steps of an import; subclasses read and write rows."""
 
     location = ""
     """Name and URL of the collection, as the beginning of a message."""
     batch: ClassVar[int]
-    """Rows per write, by default."""
+    """Default number of rows per write."""
     failures: type[Exception]
     """Exceptions of the driver."""
     transient: type[Exception]
@@ -202,8 +209,8 @@ class DatabaseEngine(BaseEngine):
         count, dim = references.rows.shape
         if self.dim not in (0, dim):
             raise KappaPlaceError(
-                f"{self.location} has {self.dim} dimensions, these descriptors have {dim}. Pass another name "
-                "(--collection)."
+                f"{self.location} has {self.dim} dimensions, but these descriptors have {dim}. Pass another "
+                "name (--collection)."
             )
         if self._count > count and not replace:
             raise KappaPlaceError(
@@ -218,7 +225,7 @@ class DatabaseEngine(BaseEngine):
                 stored = self._retry(partial(self._digests, part.ids))
                 offsets = offsets_to_write(part, stored, self.location, replace=replace)
                 if offsets:
-                    # By primary key: an attempt whose answer was lost can be repeated without duplicates.
+                    # Rows are written by primary key, so an attempt whose answer was lost can be repeated.
                     self._retry(partial(self._write, part, offsets))
                     written += len(offsets)
             if self._count > count:
@@ -244,11 +251,11 @@ class DatabaseEngine(BaseEngine):
         """Read dimension, index and count of an existing collection."""
 
     def _digests(self, ids: range) -> dict[int, int]:
-        """Return the digests of these rows, as far as the database contains them."""
+        """Return the digests of those rows that the database contains, by row number."""
         raise NotImplementedError
 
     def _stored(self, rows: list[int]) -> dict[int, StoredRow]:
-        """Return these rows, as far as the database contains them."""
+        """Return those rows that the database contains, by row number."""
         raise NotImplementedError
 
     def _write(self, batch: Batch, offsets: list[int]) -> None:
@@ -275,7 +282,7 @@ class DatabaseEngine(BaseEngine):
 
 
 class Hits(NamedTuple):
-    """The list that an engine returns for one query, and which entries pass the filter."""
+    """List that a database returns for one query, with a mask of the entries that pass the filter."""
 
     rows: NDArray[np.int64]
     similarities: NDArray[np.float32]
@@ -293,10 +300,10 @@ def deepen(
     """Return the k best hits of each query, ties by row.
 
     An engine that filters its own top list, or returns equal similarities in any order, must be queried for
-    more than k hits. The required number follows only from the result.
+    more than k hits. Only the result shows whether more are needed.
 
     Args:
-        ask: Function of queries and a limit, which returns this many hits per query, or all.
+        ask: Function that returns hits for queries and a limit: this many per query, or all.
         queries: Descriptors of the queries, N×d.
         k: Number of matches per query.
         most: Largest limit that the engine accepts.
@@ -324,13 +331,15 @@ def deepen(
 
 
 def _is_complete(hits: Hits, k: int) -> bool:
-    """Return whether the k best hits exceed the end of the list, where equal ones may have been cut off."""
+    """Return whether the k best hits are clearly better than the last one, whose equals may have been cut
+    off."""
     similarities = hits.similarities[hits.mask]
     return len(similarities) >= k and bool(similarities[k - 1] > hits.similarities[-1] + EQUAL)
 
 
 def _join(lists: list[Hits], k: int) -> Matches:
-    columns = min(k, min(int(hits.mask.sum()) for hits in lists))  # the same for all if exact
+    # All queries have this many if the search is exact.
+    columns = min(k, min(int(hits.mask.sum()) for hits in lists))
     best = [
         best_first(hits.rows[hits.mask][None], hits.similarities[hits.mask][None], columns) for hits in lists
     ]

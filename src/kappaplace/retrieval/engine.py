@@ -1,50 +1,41 @@
-"""Search engines: their common interface, options, and the choice of an engine."""
+"""Search engines: their interface, and the engine that compares all references."""
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from kappaplace.data.near import Circle
+from kappaplace._names import renamed
+from kappaplace.data.near import Circle, Near, checked_circle
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.base import ExactEngine
+from kappaplace.retrieval.codes import check_finite
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
-from kappaplace.retrieval.database import DatabaseEngine, References
-from kappaplace.retrieval.faiss import FEWEST, Rebuild, open_faiss
-from kappaplace.retrieval.milvus import MilvusEngine
-from kappaplace.retrieval.postgres import PostgresEngine
+from kappaplace.retrieval.exact import check_k, search
 from kappaplace.types import Matches
 
-EngineKind = Literal["auto", "exact", "ivf-pq", "milvus", "postgres"]
-DATABASES = {
-    "milvus": "http://host:19530, or a file that ends in .db",
-    "postgres": "postgresql://user@host/db",
-}
-"""Engines that are databases, with an example of a URL."""
-EXACT_UP_TO = 200_000  # one query takes a few tens of milliseconds: not worth an index
-REPLACED = {"hnsw": "ivf-pq", "compact": "ivf-pq", "faiss-flat": "exact"}
-"""Engines that are no longer offered, and their replacements."""
+E = TypeVar("E", bound="Engine")
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """Top-k search over one set of references; queries and references have unit length."""
+class Engine:
+    """Top-k search of one set of references; queries and references have unit length.
 
-    name: str
-    exact: bool
+    The base class checks the input, so that an engine implements only its own search.
+    """
+
+    name = ""
+    exact = True
     """Whether the matches are the same as in a full comparison, up to rounding."""
-    why: str
-    """Reason for the choice of this engine, in one sentence."""
+    why = "chosen by the caller"
+    """Reason why this engine was chosen, in one sentence."""
+    dim: int
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        raise NotImplementedError
 
+    @renamed(near="area")
     def search(self, queries: NDArray[np.float32], k: int, *, area: Circle | None = None) -> Matches:
         """Return the k most similar references of each query.
 
@@ -55,146 +46,98 @@ class Engine(Protocol):
 
         Returns:
             Rows and cosines, best first, ties by row.
+
+        Raises:
+            KappaPlaceError: If the queries have another dimension or are not finite, or if k is too large.
         """
-        ...
+        area = None if area is None else checked_circle(area)
+        queries = np.ascontiguousarray(queries, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.dim:
+            raise KappaPlaceError(
+                f"Queries of shape {queries.shape} do not fit references of {self.dim} dimensions. "
+                "Both must come from the same model."
+            )
+        check_finite(queries)
+        if area is None or k < 1:
+            check_k(k, len(self))
+        if len(queries) == 0:
+            return Matches(np.empty((0, k), np.int64), np.empty((0, k), np.float32))
+        return self._search(queries, k, area)
+
+    def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Release files and connections."""
-        ...
+        """Release files and connections; do not use the engine afterwards."""
 
-    def __enter__(self) -> Engine: ...
+    def __enter__(self: E) -> E:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Options of a search engine; each engine ignores options of other engines."""
-
-    uri: str | None = None
-    """URL of a database, or a Milvus Lite file."""
-    collection: str = ""
-    """Collection of a database (a table in PostgreSQL). Default: kappaplace, or the name of the map."""
-    replace: bool = False
-    """Whether a database may overwrite other references."""
-    index: str = ""
-    """Index of a database. Milvus: FLAT (default), HNSW, IVF_FLAT, DISKANN or AUTOINDEX. PostgreSQL: none
-    (default) or hnsw."""
-    token: str = ""
-    """Token of a Milvus server."""
-    timeout: float = 5.0
-    """Seconds to wait for a server to accept a connection."""
-    rebuild: Rebuild = False
-    """Whether to rebuild an existing index: True, or "if stale" (if it was built from other descriptors)."""
-    fingerprint: str | None = None
-    """Checksum that identifies the descriptors of an index. Default: computed from all of them."""
-    device: str = "cpu"
-    """Device of the exact engine."""
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def open_engine(
-    descriptors: Descriptors | Columns | None,
-    positions: NDArray[np.floating] | None = None,
-    kind: str = "auto",
-    folder: str | Path | None = None,
-    *,
-    kappa: NDArray[np.floating] | None = None,
-    names: Sequence[str] | None = None,
-    options: EngineOptions | None = None,
-) -> Engine:
-    """Open a search engine over references.
+def best_first(
+    rows: NDArray[np.int64], similarities: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the k best of N×C candidates, best first; equal similarities are ordered by row.
 
     Args:
-        descriptors: Unit descriptors N×d of the references; None searches a database without an import.
-        positions: x and y of each reference in metres, N×2; NaN if unknown. Required to search a circle.
-        kind: "auto", "exact", "ivf-pq", "milvus" or "postgres".
-        folder: Where an index is stored. Default: in memory.
-        kappa: κ of each reference, stored in a database.
-        names: Name of each reference, stored in a database.
-        options: Further options of the engine.
+        rows: Row numbers of the candidates, N×C.
+        similarities: Their similarities, N×C.
+        k: Number of candidates to return per query.
 
     Returns:
-        The engine; its ``why`` states how it was chosen.
-
-    Raises:
-        KappaPlaceError: If the engine is unknown or not installed, if a database cannot be reached or
-            contains other references, or if an index was built from other descriptors.
+        Row numbers and similarities, N×k, best first.
     """
-    columns = None if descriptors is None else as_columns(descriptors)
-    options = options or EngineOptions()
-    kind, why = choose(kind, None if columns is None else len(columns), folder)
-    engine: Engine
-    if kind in DATABASES:
-        references = None if columns is None else References(columns, positions, kappa, names)
-        engine = _open_database(connect(kind, options), references, options.replace)
-    elif columns is None:
+    order = np.lexsort((rows, -similarities), axis=1)[:, :k]
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(similarities, order, 1)
+
+
+def circles(positions: NDArray[np.floating] | None, references: int) -> Near:
+    """Return the positions of references, ready to find those inside a circle."""
+    if positions is not None and np.shape(positions) != (references, 2):
         raise KappaPlaceError(
-            f"The {kind} engine needs descriptors. Only milvus and postgres store their own."
+            f"Positions of shape {np.shape(positions)} do not fit {references} references. "
+            "Pass x and y of each reference, or NaN if unknown."
         )
-    elif kind == "exact":
-        engine = ExactEngine(columns, positions, device=options.device)
-    else:
-        rebuild, fingerprint = options.rebuild, options.fingerprint
-        engine = open_faiss(columns, positions, folder, rebuild=rebuild, fingerprint=fingerprint)
-    engine.why = why
-    return engine
+    return Near(positions=positions)
 
 
-def choose(kind: str, references: int | None, folder: str | Path | None) -> tuple[str, str]:
-    """Choose an engine; one that is no longer offered is replaced, with a warning.
-
-    Args:
-        kind: Name of the engine, or "auto".
-        references: Number of references. None: unknown.
-        folder: Folder for an index. None: there is none.
-
-    Returns:
-        Name of the engine and the reason for the choice.
-    """
-    if kind in REPLACED:
-        few = references is not None and references < FEWEST
-        now = "exact" if few else REPLACED[kind]
-        why = f"{now}: the engine {kind} is no longer offered, {now} replaces it"
-        warnings.warn(f"The engine {kind!r} is no longer offered; {now!r} is used instead.", stacklevel=3)
-        return now, why
-    if kind not in get_args(EngineKind):
-        raise KappaPlaceError(
-            f"Unknown search engine {kind!r}. Choose from: {', '.join(get_args(EngineKind))}."
-        )
-    if kind != "auto" or references is None:
-        return kind, f"{kind}: chosen by the caller"
-    if references <= EXACT_UP_TO:
-        return "exact", f"exact: {references:,} references need no index"
-    if importlib.util.find_spec("faiss") is None:
-        return "exact", (
-            f"exact: faiss is not installed; an index of {references:,} references would be faster "
-            '(extra "faiss")'
-        )
-    if folder is None:
-        return "exact", f"exact: there is no folder for an index of {references:,} references"
-    return "ivf-pq", (
-        f"ivf-pq: an index of {references:,} references proposes matches, which are compared exactly"
-    )
+def no_matches(queries: int) -> Matches:
+    """Return an empty list for each query."""
+    return Matches(np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32))
 
 
-def connect(kind: str, options: EngineOptions) -> DatabaseEngine:
-    """Connect to a database; the collection may be empty."""
-    if not options.uri:
-        raise KappaPlaceError(f"The {kind} engine needs a URL. Pass uri=…: {DATABASES[kind]}.")
-    collection = options.collection or "kappaplace"
-    if kind == "milvus":
-        server = {"index": options.index or "FLAT", "token": options.token}
-        return MilvusEngine(options.uri, collection, **server, timeout=options.timeout)
-    return PostgresEngine(options.uri, collection, index=options.index or "none", timeout=options.timeout)
+class ExactEngine(Engine):
+    """Engine that compares all references in blocks, on CPU or GPU; only one block is in memory."""
 
+    name = "exact"
+    exact = True
 
-def _open_database(engine: DatabaseEngine, references: References | None, replace: bool) -> Engine:
-    try:
-        if references is not None:
-            engine.add(references, replace=replace)
-        if len(engine) == 0:
-            raise KappaPlaceError(f"{engine.location} contains no references. Import a map first.")
-    except BaseException:
-        engine.close()
-        raise
-    return engine
+    def __init__(
+        self,
+        descriptors: Descriptors | Columns,
+        positions: NDArray[np.floating] | None = None,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.columns, self.device = as_columns(descriptors), device
+        if len(self.columns) == 0:
+            raise KappaPlaceError(
+                "There are no references to search, because the map is empty. Add images first."
+            )
+        self.nearby, self.dim = circles(positions, len(self.columns)), self.columns.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
+        if area is None:
+            return search(*self.columns.beside(queries), k, device=self.device)
+        rows = self.nearby.within(area)
+        if len(rows) == 0:
+            return no_matches(len(queries))
+        inside = self.columns.only(rows).beside(queries)
+        best = search(*inside, min(k, len(rows)), device=self.device)
+        return Matches(rows[best.indices], best.similarities)  # ascending rows: ties stay in order

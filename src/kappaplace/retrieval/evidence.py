@@ -1,7 +1,4 @@
-"""Results of a retrieval, and quantities that several scores need.
-
-If an input is missing, reading a property raises an error with a remedy.
-"""
+"""Retrieval: search the references, re-rank the matches by patches, and return the evidence for scores."""
 
 from __future__ import annotations
 
@@ -14,17 +11,24 @@ from numpy.typing import NDArray
 from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.codes import Column
+from kappaplace.retrieval.exact import check_k
 from kappaplace.retrieval.patches import compare
+from kappaplace.retrieval.patches import rerank as rerank_by_patches
 from kappaplace.retrieval.references import NO_SIMILARITIES, Floats, Queries, References, Rows
 from kappaplace.types import Matches
 
 COMPETING = 10
-"""Matches that compete for the patch margin; later ones hardly ever agree."""
+"""Number of matches that compete for the patch margin; patches of later ones hardly ever agree."""
+DEEP = 64
+"""Number of matches in which another place is searched for, before all references are searched."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Results of a retrieval, as `retrieve` returns them."""
+    """Results of a retrieval, as `retrieve` returns them.
+
+    If an input is missing, reading a property raises an error with a remedy.
+    """
 
     queries: Queries
     """The N queries."""
@@ -35,11 +39,11 @@ class Evidence:
     agreement: Floats | None = None
     """Fraction of patches that agree with each of the first matches, N×rerank; None if not computed."""
     pool: Matches | None = None
-    """More matches, in any order, for the margin. None: ``matches``."""
+    """More matches, in any order, for the margin. Default: ``matches``."""
     area: Circle | None = None
-    """Circle that was searched: x, y and radius in metres. None: everything."""
+    """Circle that was searched: x, y and radius in metres. None if all references were searched."""
     competing: int = COMPETING
-    """Number of first matches that compete for the patch margin, at most."""
+    """Largest number of matches that compete for the patch margin."""
 
     def __post_init__(self) -> None:
         queries = len(self.matches.indices)
@@ -74,12 +78,12 @@ class Evidence:
 
     @property
     def top(self) -> NDArray[np.int64]:
-        """Best reference of each query, N."""
+        """Best reference of each query (N)."""
         return self.matches.indices[:, 0]
 
     @property
     def query_kappa(self) -> Floats:
-        """κ of each query, N."""
+        """κ of each query (N)."""
         if self.queries.embeddings is None or self.queries.embeddings.kappa is None:
             raise KappaPlaceError("This score needs κ of the queries. Use a model with a kappa head.")
         return np.asarray(self.queries.embeddings.kappa, dtype=np.float64)
@@ -95,7 +99,7 @@ class Evidence:
 
     @property
     def query_variance(self) -> Floats:
-        """Scalar variance of each query's descriptor, N."""
+        """Scalar variance of each query's descriptor (N)."""
         if self.queries.embeddings is None or self.queries.embeddings.variance is None:
             raise KappaPlaceError(
                 "This score needs the variance of the queries. Use a model that predicts a variance."
@@ -129,7 +133,7 @@ class Evidence:
 
     @property
     def vectors(self) -> NDArray[np.floating]:
-        """Input of the search, if all references can be compared with it."""
+        """Input of the search, which all references can be compared with."""
         vectors = self.queries.vectors
         if self.references.descriptors is None and self.queries.similarities is None:
             raise KappaPlaceError(NO_SIMILARITIES)
@@ -137,17 +141,19 @@ class Evidence:
 
     @cached_property
     def outside_in_list(self) -> Floats:
-        """Highest similarity of each query to a match of another place than the top match; −inf if none."""
+        """Highest similarity of each query to a match of another place than the top match; −inf if there is
+        none."""
         pool = self.matches if self.pool is None else self.pool
         near = self.references.near(self.top[:, None], pool.indices)
         return np.max(np.where(near, -np.inf, pool.similarities.astype(np.float64)), axis=1, initial=-np.inf)
 
     @cached_property
     def best_outside(self) -> Floats:
-        """Highest similarity of each query to a reference of another place than the top match; −inf if none.
+        """Highest similarity of each query to a reference of another place than the top match; −inf if there
+        is none.
 
-        Matches are the best references, so the first one of another place is the result. Only queries whose
-        matches all show the same place search all references again.
+        Matches are the best references, so the first match of another place has this similarity. All
+        references are searched again only for queries whose matches all show the same place.
         """
         best = self.outside_in_list.copy()
         rows = np.flatnonzero(np.isneginf(best))
@@ -157,11 +163,11 @@ class Evidence:
 
     @cached_property
     def best_alias(self) -> Floats:
-        """Highest similarity of each top match to a reference of another place; −inf if none, N."""
+        """Highest similarity of each top match to a reference of another place (N); −inf if there is none."""
         return self.references.aliases(self.top).astype(np.float64)
 
     def background(self, rows: Rows | None = None) -> tuple[Floats, Floats]:
-        """Return the moments of the similarities of each query.
+        """Return mean and standard deviation of the similarities of each query.
 
         Args:
             rows: References to compare with. Default: the fixed sample for the z-score.
@@ -176,8 +182,8 @@ class Evidence:
         """Descriptors of the references, R×d."""
         if self.references.descriptors is None:
             raise KappaPlaceError(
-                "This score compares references with each other. Pass their descriptors; a similarity matrix "
-                "is not enough."
+                "This score compares references with each other, which needs more than a similarity matrix. "
+                "Pass their descriptors."
             )
         return self.references.descriptors
 
@@ -185,7 +191,7 @@ class Evidence:
     def competing_agreement(self) -> Floats:
         """Agreement of each query with the matches that compete for the patch margin, N×(at most 10)."""
         count = min(COMPETING, self.competing, self.matches.indices.shape[1])
-        for agreement in (self.agreement, self.__dict__.get("match_agreement")):  # of an earlier comparison
+        for agreement in (self.agreement, self.__dict__.get("match_agreement")):  # from an earlier comparison
             if agreement is not None:
                 return agreement[:, :count]
         return compare(self.queries, self.references, self.matches.indices[:, :count])
@@ -197,3 +203,59 @@ class Evidence:
             if agreement is not None and agreement.shape == self.matches.indices.shape:
                 return agreement
         return compare(self.queries, self.references, self.matches.indices)
+
+
+def retrieve(
+    queries: Queries, references: References, k: int = 10, *, area: Circle | None = None, rerank: int = 0
+) -> Evidence:
+    """Find the best references of each query.
+
+    Args:
+        queries: The queries.
+        references: The references to search.
+        k: Number of matches per query; fewer if the area contains fewer references.
+        area: Search only this circle: x, y and radius in metres.
+        rerank: Number of matches to re-rank by patch matching.
+
+    Returns:
+        The results, with max(k, rerank) matches per query.
+
+    Raises:
+        KappaPlaceError: If k exceeds the number of references, or if an input is missing.
+    """
+    if area is None or k < 1:
+        check_k(k, len(references))
+    depth = min(max(k, rerank, DEEP), len(references))
+    pool = references.search(queries.vectors, depth, area)
+    return from_pool(queries, references, pool, k, area=area, rerank=rerank)
+
+
+def from_pool(
+    queries: Queries,
+    references: References,
+    pool: Matches,
+    k: int,
+    *,
+    area: Circle | None = None,
+    rerank: int = 0,
+) -> Evidence:
+    """Build the evidence for matches of an earlier search.
+
+    Args:
+        queries: The queries.
+        references: The references.
+        pool: Matches of the search, best first.
+        k: Number of matches per query.
+        area: Circle that was searched: x, y and radius in metres.
+        rerank: Number of matches to re-rank by patch matching.
+
+    Returns:
+        The results, with max(k, rerank) matches per query.
+    """
+    agreement = None
+    if rerank and pool.indices.shape[1]:
+        pool, agreement = rerank_by_patches(queries, references, pool, rerank)
+    compared = 0 if agreement is None else agreement.shape[1]
+    count = max(k, compared)
+    first = Matches(pool.indices[:, :count], pool.similarities[:, :count])
+    return Evidence(queries, references, first, agreement, pool, area, compared or COMPETING)

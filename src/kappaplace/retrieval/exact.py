@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kappaplace.checks import within
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.codes import NOT_FINITE
 from kappaplace.retrieval.columns import Columns, Rows
@@ -20,16 +21,19 @@ from kappaplace.types import Matches
 
 REFERENCE_BLOCK = 1 << 16
 QUERY_BLOCK = 1 << 10  # 65,536 × 1,024 similarities are 268 MB, the limit of one step
-FEW = 4  # queries up to which table lookups are faster than decoding the codes
+FEW = 4  # up to this many queries, table lookups are faster than decoding the codes
 CODES_BLOCK = 1 << 13  # codes per block: 16 MB of 512 numbers, in memory that is reused
 
 IsNear: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
-"""Whether references ``a`` and ``b`` (rows, broadcast) show the same place; `PlaceImages.is_near` is one."""
+"""Function that returns whether references ``a`` and ``b`` (rows, broadcast) show the same place, such as
+`PlaceImages.is_near`."""
 Similarities: TypeAlias = Callable[[Rows, Rows], Tensor]
-"""Similarities of rows (queries) and columns (references) as float32, each an index array or a slice."""
+"""Function that returns the similarities of rows (queries) and columns (references) as float32. Both are
+index arrays or slices."""
 
 ROWS = 256
-COLUMNS = 1 << 14  # 4 M pairs per step: 17 MB of similarities, and a few times that to check which are near
+# 4 million pairs per step: 17 MB of similarities, and a few times that to find which are near.
+COLUMNS = 1 << 14
 
 
 @torch.inference_mode()
@@ -65,8 +69,7 @@ def search(
     check_k(k, len(references))
     codes = isinstance(references, Columns) and references.turned
     block = (CODES_BLOCK if codes else REFERENCE_BLOCK) if block is None else block
-    if block < 1:
-        raise KappaPlaceError(f"block must be at least 1, got {block}.")
+    within(block, "block", 1)
     try:
         device = torch.device(device)
     except RuntimeError:
@@ -162,7 +165,8 @@ def _best_of_blocks(
 
 
 def _first_top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k best columns in order; of equal ones the first, which `topk` alone does not guarantee.
+    """Return the k best columns, best first. Equal columns keep their order, which `topk` alone does not
+    guarantee.
 
     NaN counts as the largest value, so it is never lost and is reported at the end.
     """
@@ -206,7 +210,7 @@ def of_descriptors(
 
 
 def of_matrix(matrix: NDArray[np.floating]) -> Similarities:
-    """Return the blocks of an N×R similarity matrix; a memory map works."""
+    """Return a function that returns blocks of an N×R similarity matrix, which may be a memory map."""
 
     def block(rows: Rows, columns: Rows) -> Tensor:
         return _tensor(matrix[rows, columns])
@@ -229,7 +233,7 @@ def best_outside(
     Args:
         similarities: Similarities of queries and references.
         rows: Rows of the queries.
-        centers: One reference per row.
+        centers: One reference per row, whose neighbors are excluded.
         references: Number of references.
         near: Whether two references show the same place.
         columns: References per step.

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace.data.near import Circle
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError, import_extra
 from kappaplace.files import make_folder, replace_file
-from kappaplace.retrieval.base import BaseEngine, ExactEngine, best_first
-from kappaplace.retrieval.codes import check_finite
+from kappaplace.retrieval.codes import FEWEST, check_finite
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
+from kappaplace.retrieval.engine import Engine, ExactEngine, best_first
+from kappaplace.retrieval.references import draw
 from kappaplace.types import Matches
 
 if TYPE_CHECKING:
@@ -31,16 +32,17 @@ if TYPE_CHECKING:
 Rebuild: TypeAlias = bool | Literal["if stale"]
 
 INDEX_FILE = "ivf-pq.index"
-CODE_BYTES = 104  # 112 with the row number; centers and rotation add 3 at a million references
-CANDIDATES = 200  # proposals per query that are compared exactly; 100 lost 0.002 of the matches
-FEWEST = 1000  # fewest references: with fewer, codes cannot be fitted and exact search takes no time
+CODE_BYTES = (
+    104  # bytes per reference, 112 with its number; a million references need 3 more for centers and rotation
+)
+CANDIDATES = 200  # proposals per query that are compared exactly; with 100, 0.2% of the matches were lost
 PAIRS = 3200  # pairs of query and candidate per step of the exact comparison: 6.5 MB of 512 floats
-PROBES = 350  # per 1,000 lists; 192 gave recall 0.980 at 2.8 million references, 300 gave 0.990
+PROBES = 350  # lists to probe per 1,000; with 192, recall was 0.980 at 2.8 million references, with 300 0.990
 FORMAT = "kappaplace faiss 2"
 
 
-class FaissEngine(BaseEngine):
-    """A faiss index that proposes rows, and the descriptors of the rows."""
+class FaissEngine(Engine):
+    """A faiss index that proposes rows, and the descriptors that they are compared by."""
 
     name = "ivf-pq"
     exact = False
@@ -152,7 +154,7 @@ def _trained(faiss: ModuleType, rows: Columns) -> Index:
     codes = min(2 * CODE_BYTES, dim // together)
     directions = codes * together  # 416 of 512; the others have the least energy
     lists = max(1, round(count**0.5))
-    sample = sample_of(rows, max(10_000, 40 * lists))
+    sample = np.ascontiguousarray(rows[draw(count, max(10_000, 40 * lists))])
     rotation = faiss.LinearTransform(dim, directions, False)
     faiss.copy_array_to_vector(
         np.ascontiguousarray(balanced_rotation(sample, codes, together).T).ravel(), rotation.A
@@ -201,10 +203,7 @@ def balanced_rotation(sample: NDArray[np.float32], pieces: int, together: int) -
 
 def faiss_module() -> ModuleType:
     """Import faiss, with as many threads as torch."""
-    try:
-        import faiss
-    except ImportError:
-        raise MissingExtra("This search engine", "faiss") from None
+    faiss = import_extra("faiss", "This search engine", "faiss")
     # faiss and torch each have their own OpenMP: torch's setting applies to both.
     faiss.omp_set_num_threads(torch.get_num_threads())
     return faiss
@@ -213,17 +212,10 @@ def faiss_module() -> ModuleType:
 def probes(lists: int) -> int:
     """Return the number of lists to probe.
 
-    It is a constant fraction of the lists, so that recall does not fall as the map grows, and at most all of
-    them: with more, faiss returns invalid results instead of an error.
+    It is a constant fraction of the lists, so that recall does not fall as the map grows. With more probes
+    than lists, faiss would return invalid results.
     """
     return min(lists, max(PROBES, round(PROBES * lists / 1000)))
-
-
-def sample_of(rows: Columns, size: int) -> NDArray[np.float32]:
-    """Return a fixed random sample of rows, in order; all rows if there are no more than ``size``."""
-    if size >= len(rows):
-        return np.ascontiguousarray(rows[:])
-    return rows[np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))]
 
 
 def save(index: Index, file: Path, fingerprint: str) -> None:
@@ -243,7 +235,7 @@ def save(index: Index, file: Path, fingerprint: str) -> None:
             try:
                 faiss.write_index(index, faiss.PyCallbackIOWriter(_recorder(stream.write, failures)))
             except Exception:
-                if failures:  # faiss replaces the error of a full disk by its own
+                if failures:  # faiss replaces the error of a full disk with its own
                     raise failures[0] from None
                 raise
             stream.seek(start)
@@ -287,14 +279,14 @@ def built_from(file: Path) -> str | None:
 
 
 def _header(stream: BinaryIO) -> tuple[str | None, str]:
-    """Return the checksums of the descriptors and of the index itself."""
+    """Return the checksums of the descriptors and of the index itself; None if the file is not an index."""
     try:
         header = json.loads(stream.readline(1 << 12))
-        return (
-            (str(header["fingerprint"]), str(header["crc32"])) if header["format"] == FORMAT else (None, "")
-        )
+        if header["format"] == FORMAT:
+            return str(header["fingerprint"]), str(header["crc32"])
     except (ValueError, KeyError, TypeError):
-        return None, ""
+        pass
+    return None, ""
 
 
 def load(file: Path, fingerprint: str) -> Index:
@@ -316,7 +308,8 @@ def load(file: Path, fingerprint: str) -> Index:
             raise KappaPlaceError(f"{file} was built from other descriptors. Rebuild it (rebuild=True).")
         start = stream.tell()
         try:
-            if f"{_checksum(stream):08x}" != checksum:  # compared first: faiss trusts what it reads
+            # Compared first, because faiss does not check what it reads.
+            if f"{_checksum(stream):08x}" != checksum:
                 raise ValueError
             stream.seek(start)
             return faiss.read_index(faiss.PyCallbackIOReader(stream.read))

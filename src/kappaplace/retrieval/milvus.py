@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.near import Circle, within
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError, import_extra
 from kappaplace.retrieval.database import (
     LONGEST_NAME,
     Batch,
@@ -58,7 +57,7 @@ class MilvusEngine(DatabaseEngine):
     ) -> None:
         self.uri, self.collection, self.index = str(uri), checked_name(collection, "collection"), index
         self.location = f"The Milvus collection {collection} at {without_password(self.uri)}"
-        self._milvus = _pymilvus()
+        self._milvus = import_extra("pymilvus", "The Milvus engine", "milvus")
         self.failures = self.transient = self._milvus.MilvusException
         if "://" not in self.uri:  # a Milvus Lite file
             if not self.uri.endswith(".db"):
@@ -114,27 +113,23 @@ class MilvusEngine(DatabaseEngine):
         self.client.delete(self.collection, filter=f"id >= {row}", timeout=REQUEST_SECONDS)
 
     def _digests(self, ids: range) -> dict[int, int]:
-        rows = self.client.query(
+        rows = self._query(f"id >= {ids.start} and id < {ids.stop}", "id", "digest")
+        return {row["id"]: row["digest"] for row in rows}
+
+    def _query(self, filter_: str, *fields: str) -> list[dict[str, int]]:
+        return self.client.query(
             self.collection,
-            filter=f"id >= {ids.start} and id < {ids.stop}",
-            output_fields=["id", "digest"],
+            filter=filter_,
+            output_fields=list(fields),
             consistency_level="Strong",
             timeout=REQUEST_SECONDS,
         )
-        return {row["id"]: row["digest"] for row in rows}
 
     def _query_count(self) -> int:
         # Milvus Lite crashes when it counts a collection that never had a row, so query for one first.
         if not self.client.query(self.collection, filter="id >= 0", limit=1, timeout=REQUEST_SECONDS):
             return 0
-        rows = self.client.query(
-            self.collection,
-            filter="",
-            output_fields=["count(*)"],
-            consistency_level="Strong",
-            timeout=REQUEST_SECONDS,
-        )
-        return int(rows[0]["count(*)"])
+        return int(self._query("", "count(*)")[0]["count(*)"])
 
     def _stored(self, rows: list[int]) -> dict[int, StoredRow]:
         stored: dict[int, StoredRow] = {}
@@ -182,7 +177,7 @@ class MilvusEngine(DatabaseEngine):
         return lists
 
     def _depth(self, limit: int) -> dict[str, int]:
-        """Return the search depth of an approximate index: the recall that costs a few milliseconds."""
+        """Return the search depth of an approximate index; a search takes a few milliseconds."""
         if self.index == "HNSW":
             return {"ef": max(256, 2 * limit)}
         if self.index.startswith("IVF"):
@@ -196,30 +191,21 @@ class MilvusEngine(DatabaseEngine):
 
 
 def _entity(batch: Batch, at: int) -> Entity:
-    kappa, positions, names = batch.records
-    x, y = (float(value) if np.isfinite(positions[at]).all() else NOWHERE for value in positions[at])
+    kappa, x, y, name = batch.record(at)
     return {
         "id": batch.ids[at],
         "vector": batch.descriptors[at],
         "digest": batch.digests[at],
-        "kappa": float(np.nan_to_num(kappa[at])),  # κ is positive, so 0 means unknown
-        "x": x,
-        "y": y,
-        "name": names[at],
+        "kappa": kappa or 0.0,  # κ is positive, so 0 means unknown
+        "x": NOWHERE if x is None else x,
+        "y": NOWHERE if y is None else y,
+        "name": name,
     }
 
 
 def _box(circle: Circle) -> str:
-    """Return the square around a circle as a filter, slightly wider than the rounding to six digits."""
+    """Return the square around a circle as a filter, slightly wider because of rounding to six digits."""
     x, y, radius = circle
     reach = radius * (1 + 1e-9) + 2e-6
     low_x, high_x, low_y, high_y = x - reach, x + reach, y - reach, y + reach
     return f"x >= {low_x:.6f} and x <= {high_x:.6f} and y >= {low_y:.6f} and y <= {high_y:.6f}"
-
-
-def _pymilvus() -> ModuleType:
-    try:
-        import pymilvus
-    except ImportError:
-        raise MissingExtra("The Milvus engine", "milvus") from None
-    return pymilvus

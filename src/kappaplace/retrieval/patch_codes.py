@@ -1,10 +1,10 @@
-"""Codes of patch maps: at most 4 KiB per reference, with which matches are compared.
+"""Codes of patch maps, by which matches are compared: at most 4 KiB per reference.
 
 A patch map is coded in blocks of 4×4 cells, because neighboring cells look alike. A cosine transform of each
-block and the strongest directions of the channels concentrate the differences in few numbers. These numbers
-are divided among the bytes of a code so that all bytes represent the same amount of information. The codebook
-is fitted on images of the map. It also stores a factor for the agreement of decoded patches, which is lower
-than the agreement of exact patches.
+block concentrates the differences in few numbers, as do the strongest directions of the channels. These
+numbers are divided among the bytes of a code so that all bytes represent the same amount of information. The
+codebook is fitted on images of the map. It also stores a factor for the agreement of decoded patches, which
+is lower than the agreement of exact patches.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from kappaplace.retrieval.codes import (
 CODE_BYTES = 4096
 """Maximum size of the code of a patch map, in bytes."""
 BYTES_PER_BLOCK = 160
-"""More bytes per block of 4×4 cells change agreements little."""
+"""Bytes per block of 4×4 cells; more of them change agreements little."""
 SIDE = 4
 CHANNELS = 128
-"""Strongest directions of the channels in a code; the others have no influence on agreements."""
+"""Number of directions of the channels in a code; weaker ones have no influence on agreements."""
 SAMPLE_IMAGES = 64
-"""Images that a codebook is fitted on."""
+"""Number of images that a codebook is fitted on."""
 SAMPLE_CELLS = 1 << 15
 ROUNDS = 8
 Codes: TypeAlias = NDArray[np.uint8]
@@ -53,9 +53,9 @@ class LocalFeatures:
     size: tuple[int, int]
     """Height and width of the grid."""
     basis: Tensor | None = None
-    """Directions C×d in which the cells are given; None: the channels themselves."""
+    """Directions C×d in which the cells are given. Default: the channels themselves."""
     gain: Tensor | None = None
-    """Factor of the agreement with each image, N; None: 1."""
+    """Factor of the agreement with each image (N). Default: 1."""
 
     @classmethod
     def of(cls, maps: Tensor) -> LocalFeatures:
@@ -98,11 +98,11 @@ class _Parts(NamedTuple):
     """Tables of a codebook on a device."""
 
     table: Tensor
-    """One row per value of each byte, filled with zeros."""
+    """One row per value of each byte; short rows end in zeros."""
     starts: Tensor
     """First row of each byte in ``table``."""
     columns: Tensor
-    """Column of each coefficient among the rows of all bytes, one after the other."""
+    """Column of each coefficient in the concatenated rows of all bytes."""
     basis: Tensor
     """Directions of decoded cells."""
     inverse: Tensor
@@ -116,15 +116,15 @@ class PatchCodebook:
     shape: tuple[int, int, int]
     """Channels, height and width of a patch map."""
     directions: NDArray[np.float32]
-    """C×c: directions of the channels, the strongest first."""
+    """Directions of the channels, the strongest first, C×c."""
     order: NDArray[np.int64]
     """Number of the coefficient (of 16 × c per block) behind each column of ``values``."""
     sizes: tuple[int, ...]
     """Number of columns of each byte."""
     values: NDArray[np.float16]
-    """256×m: numbers that each value of a byte represents."""
+    """Numbers that each value of a byte represents, 256×m."""
     gain: float = 1.0
-    """Agreement of exact patch maps per agreement with decoded ones."""
+    """Ratio of the agreement with exact patch maps to the agreement with decoded ones."""
     _tables: dict[torch.device, _Parts] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -175,7 +175,7 @@ class PatchCodebook:
         return self._tables[device]
 
     def _parts(self) -> _Parts:
-        """Return the tables that decode a code: the numbers of a byte are a row of one table."""
+        """Return the tables that decode a code; the numbers of a byte are one row of a table."""
         widest = max(self.sizes) + 1  # the last column is zero
         pieces = split_columns(self.values.astype(np.float32), self.sizes)
         table = np.zeros((len(self.sizes) * VALUES, widest), np.float32)
@@ -227,7 +227,9 @@ class PatchCodebook:
                     numbers[ends[2] :].reshape(VALUES, columns).astype(np.float16),
                     float(numbers[_HEAD - 1]),
                 )
-        raise KappaPlaceError(f"An array of {numbers.size:,} numbers is not a codebook of patches.")
+        raise KappaPlaceError(
+            f"An array of {numbers.size:,} numbers is not a codebook of patches. Run `kappaplace map verify`."
+        )
 
 
 @torch.inference_mode()
@@ -252,8 +254,8 @@ def learn_patch_codebook(
     bytes_ = min(BYTES_PER_BLOCK * code_bytes // CODE_BYTES, code_bytes // blocks_per_image)
     if bytes_ < 1:
         raise KappaPlaceError(
-            f"Patch maps of {shape[1]}×{shape[2]} cells do not fit into codes of {code_bytes} bytes. Use a "
-            "preprocessing to smaller images, or store them with --patches full."
+            f"Patch maps of {shape[1]}×{shape[2]} cells do not fit into codes of {code_bytes} bytes. Use "
+            "smaller images, or store the maps with --patches full."
         )
     cells = LocalFeatures.of(maps).cells.cpu()
     flat = cells.reshape(-1, shape[0])
@@ -262,15 +264,14 @@ def learn_patch_codebook(
     energy, vectors = np.linalg.eigh((some.T @ some / len(some)).numpy())
     directions = np.ascontiguousarray(vectors[:, ::-1][:, : min(CHANNELS, shape[0])]).astype(np.float32)
     blocks = _blocks(cells @ torch.from_numpy(directions), shape).numpy()
-    spread = np.maximum(blocks.var(axis=0), 1e-9 * energy.max() + 1e-12)
+    few = len(blocks) <= VALUES  # then every block is its own center, and no coefficient may be omitted
+    spread = np.ones(blocks.shape[1]) if few else np.maximum(blocks.var(axis=0), 1e-9 * energy.max() + 1e-12)
     groups = sorted(byte_groups(spread, min(bytes_, len(spread))), key=len)
     order, sizes = np.concatenate([np.array(group) for group in groups]), tuple(map(len, groups))
-    # With no more blocks than values of a byte, every block is its own center.
     start = rng.permutation(len(blocks))[np.arange(VALUES) % len(blocks)]
     with piece_by_piece() as pool:
         pieces = split_columns(blocks[:, order], sizes)
-        many = rounds if len(blocks) > VALUES else 0
-        centers = list(pool.map(lambda piece: k_means(piece, piece[start], many), pieces))
+        centers = list(pool.map(lambda piece: k_means(piece, piece[start], 0 if few else rounds), pieces))
     return PatchCodebook(shape, directions, order, sizes, np.concatenate(centers, axis=1).astype(np.float16))
 
 

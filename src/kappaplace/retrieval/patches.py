@@ -1,8 +1,9 @@
-"""Patch matching: the fraction of patches of two images that show the same objects in the same arrangement.
+"""Patch matching: the fraction of patches in which two images show the same objects in the same arrangement.
 
 Patches are cells of the encoder's feature maps. Cells of two maps that are mutual nearest neighbors vote for
 the shift between them. The agreement is the fraction of cells that vote for the same shift, within a
-tolerance. This is a geometric check without keypoints or a second network, but it needs the images again.
+tolerance. This is a geometric check without keypoints or a second network, but it needs the images or stored
+codes.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from kappaplace.retrieval.references import PatchMaps as PatchMaps
 from kappaplace.types import Matches
 
 Pair = tuple[int, int]
-TOLERANCE = 2  # cells: objects at different distances shift by different amounts
+TOLERANCE = 2  # in cells, because objects at different distances shift by different amounts
 GAIN_IMAGES = 32
-"""Images on which exact patches are compared with their codes."""
+"""Number of images on which exact patches are compared with their codes."""
 QUERIES = 16  # queries per step: their maps and the maps of their matches are in memory together
 CACHED_MAPS = 2000
-"""Feature maps in memory, about 90 KB each; older ones are computed again from their images."""
+"""Number of feature maps in memory, about 90 KB each. Older ones are computed again from their images."""
 
 
 def patch_agreement(a: Tensor, b: Tensor, tolerance: int = TOLERANCE) -> Tensor:
@@ -100,7 +101,7 @@ def learn_codes(maps: Tensor, *, code_bytes: int = CODE_BYTES) -> PatchCodebook:
     book, some = learn_patch_codebook(maps, code_bytes=code_bytes), maps[:GAIN_IMAGES].cpu()
     exact, decoded = LocalFeatures.of(some), book.decode(book.encode(some))
     turned, totals = exact.within(decoded.basis).cells, np.zeros(2)
-    for distance in (1, 2):  # of an image to another one: its own code would flatter the codebook
+    for distance in (1, 2):  # between different images: an image agrees too well with its own code
         other = np.roll(np.arange(len(some)), distance)
         for start in range(0, len(some), QUERIES):
             own, rows = slice(start, start + QUERIES), other[start : start + QUERIES]
@@ -174,7 +175,7 @@ def rerank(
 
 
 def by_agreement(matches: Matches, agreement: Floats) -> tuple[Matches, Floats]:
-    """Sort the first matches by agreement (N×count, stable); return the sorted matches and agreement."""
+    """Sort the first matches by agreement (N×count, stable), and return the sorted matches and agreement."""
     order = np.argsort(-agreement, axis=1, kind="stable")
     return reordered(matches, order), np.take_along_axis(agreement, order, 1)
 
@@ -193,7 +194,7 @@ class CellCheck:
 
     Args:
         patch_maps: Function that returns the feature maps of images.
-        agreements: Agreement of pairs (frame, earlier frame) of an earlier run.
+        agreements: Agreement of each pair (frame, earlier frame) in an earlier run.
         cached: Number of feature maps to keep in memory.
     """
 

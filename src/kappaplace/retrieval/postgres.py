@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.near import Circle
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError, import_extra
 from kappaplace.retrieval.database import (
     Batch,
     DatabaseEngine,
@@ -24,8 +23,9 @@ from kappaplace.types import Matches
 if TYPE_CHECKING:
     from psycopg import Cursor
 
+EXTRA = "The PostgreSQL engine", "postgres"
 BATCH = 5000
-INLINE = 1800  # dimensions that fit on a page with the other columns: many times faster than outside of it
+INLINE = 1800  # largest dimension that fits on a page with the other columns, which is many times faster
 COLUMNS = ("id", "digest", "kappa", "x", "y", "name", "descriptor")
 TYPES = ("int8", "int8", "float4", "float8", "float8", "text", "vector")
 Value: TypeAlias = int | float | str | Sequence[int] | NDArray[np.float32] | None
@@ -52,7 +52,8 @@ class PostgresEngine(DatabaseEngine):
     ) -> None:
         if index not in ("none", "hnsw"):
             raise KappaPlaceError(f"The index of a table must be none or hnsw, got {index!r}.")
-        self._psycopg, self._register = _drivers()
+        self._psycopg = import_extra("psycopg", *EXTRA)
+        self._register = import_extra("pgvector.psycopg", *EXTRA).register_vector
         self.failures, self.transient = self._psycopg.Error, self._psycopg.OperationalError
         self.table, self.index = checked_name(table, "table"), index
         seconds = max(2, round(timeout))
@@ -69,7 +70,7 @@ class PostgresEngine(DatabaseEngine):
 
     def _retry(self, call: Callable[[], Result]) -> Result:
         def attempt() -> Result:
-            if self.connection.closed:  # it does not reconnect on its own
+            if self.connection.closed:  # a connection does not reconnect on its own
                 self.connection = self._psycopg.connect(**self._connection_options)
                 self._register(self.connection)
             return call()
@@ -93,7 +94,10 @@ class PostgresEngine(DatabaseEngine):
         if self._run("SELECT to_regclass(%s)", [f'"{self.table}_hnsw"']).fetchone()[0] is not None:
             self.index = "hnsw"
         elif self.index == "hnsw":
-            self._build_index()
+            self._run(
+                f'CREATE INDEX IF NOT EXISTS "{self.table}_hnsw" ON TABLE_NAME '
+                "USING hnsw (descriptor vector_ip_ops)"
+            )
         self.exact = self.index == "none"
         if self.index == "hnsw":
             self._run("SET hnsw.ef_search = 200")
@@ -111,12 +115,6 @@ class PostgresEngine(DatabaseEngine):
                 self._run("ALTER TABLE TABLE_NAME ALTER COLUMN descriptor SET STORAGE PLAIN")
             self._run(f'CREATE INDEX IF NOT EXISTS "{self.table}_position" ON TABLE_NAME (x, y)')
 
-    def _build_index(self) -> None:
-        self._run(
-            f'CREATE INDEX IF NOT EXISTS "{self.table}_hnsw" ON TABLE_NAME '
-            "USING hnsw (descriptor vector_ip_ops)"
-        )
-
     def _digests(self, ids: range) -> dict[int, int]:
         statement = "SELECT id, digest FROM TABLE_NAME WHERE id >= %s AND id < %s"
         return dict(self._run(statement, [ids.start, ids.stop]).fetchall())
@@ -130,7 +128,7 @@ class PostgresEngine(DatabaseEngine):
         self._run("DELETE FROM TABLE_NAME WHERE id >= %s", [row])
 
     def _write(self, batch: Batch, offsets: list[int]) -> None:
-        """Write a batch in one transaction: all of it, or nothing if the connection is lost."""
+        """Write a batch in one transaction: if the connection is lost, nothing is written."""
         update = ", ".join(f"{column} = EXCLUDED.{column}" for column in COLUMNS[1:])
         with self.connection.transaction():
             self._run("CREATE TEMP TABLE incoming (LIKE TABLE_NAME) ON COMMIT DROP")
@@ -139,7 +137,8 @@ class PostgresEngine(DatabaseEngine):
             ) as copy:
                 copy.set_types(TYPES)
                 for offset in offsets:
-                    copy.write_row(_row(batch, offset))
+                    numbers = batch.ids[offset], batch.digests[offset]
+                    copy.write_row((*numbers, *batch.record(offset), batch.descriptors[offset]))
             self._run(
                 f"INSERT INTO TABLE_NAME ({', '.join(COLUMNS)}) SELECT {', '.join(COLUMNS)} FROM incoming "
                 f"ON CONFLICT (id) DO UPDATE SET {update}"
@@ -147,16 +146,13 @@ class PostgresEngine(DatabaseEngine):
 
     def _stored(self, rows: list[int]) -> dict[int, StoredRow]:
         statement = "SELECT id, kappa, x, y, name FROM TABLE_NAME WHERE id = ANY(%s)"
-        return {
-            row: (kappa, x, y, name) for row, kappa, x, y, name in self._run(statement, [rows]).fetchall()
-        }
+        return {row: tuple(record) for row, *record in self._run(statement, [rows]).fetchall()}
 
     def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
-        filter_ = ""
-        values: list[Value] = []
+        filter_, values = "", list[Value]()
         if area is not None:
             x, y, radius = area
-            reach = radius * (1 + 1e-9)  # the box uses the index on x and y; the circle is exact
+            reach = radius * (1 + 1e-9)  # the index on x and y finds the box; the circle is exact
             filter_ = (
                 "WHERE x BETWEEN %s AND %s AND y BETWEEN %s AND %s "
                 "AND (x - %s) * (x - %s) + (y - %s) * (y - %s) <= %s"
@@ -169,7 +165,7 @@ class PostgresEngine(DatabaseEngine):
         )
         with self._explain("did not answer the search"):
             lists = [self._run(statement, [query, *values, query, k]).fetchall() for query in queries]
-        columns = min(map(len, lists))  # the same for all if exact
+        columns = min(map(len, lists))  # all queries have this many if the search is exact
         indices = np.array([[row for row, _ in rows[:columns]] for rows in lists], np.int64)
         similarities = np.array([[value for _, value in rows[:columns]] for rows in lists], np.float32)
         shape = len(lists), columns
@@ -177,20 +173,3 @@ class PostgresEngine(DatabaseEngine):
 
     def close(self) -> None:
         self.connection.close()
-
-
-def _row(batch: Batch, offset: int) -> tuple[Value, ...]:
-    kappa, positions, names = batch.records
-    x, y = (float(v) if np.isfinite(positions[offset]).all() else None for v in positions[offset])
-    own_kappa = float(kappa[offset]) if np.isfinite(kappa[offset]) else None
-    numbers = batch.ids[offset], batch.digests[offset], own_kappa, x, y
-    return *numbers, names[offset], batch.descriptors[offset]
-
-
-def _drivers() -> tuple[ModuleType, Callable[..., None]]:
-    try:
-        import psycopg
-        from pgvector.psycopg import register_vector
-    except ImportError:
-        raise MissingExtra("The PostgreSQL engine", "postgres") from None
-    return psycopg, register_vector

@@ -1,6 +1,6 @@
 """Searchable references: in memory, as a similarity matrix, or with exclusions per query.
 
-A map on disk is another implementation (`kappaplace.maps.references`); scores work with each of them.
+A map on disk is another implementation, see `kappaplace.maps.references`. Scores work with each of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kappaplace.retrieval.patch_codes import LocalFeatures
 
 PatchMaps: TypeAlias = "Callable[[Sequence[Source]], Tensor]"
-"""Feature maps N×C×H×W of images."""
+"""Function that returns the feature maps N×C×H×W of images."""
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 NO_IMAGES = "This score needs the images of queries and references. Pass paths or images."
@@ -43,9 +43,9 @@ NO_SIMILARITIES = (
     "This score needs similarities beyond the top K. Pass the descriptors of queries and references, or the "
     "full similarity matrix."
 )
-RADIUS = 25.0  # metres, the usual convention; for positions without a neighborhood
+RADIUS = 25.0  # in metres, as usual; for positions without a neighborhood
 SAMPLE = 4096
-"""References in the sample for the z-score: its mean and deviation are within 2%."""
+"""Number of references in the sample for the z-score, whose mean and deviation are within 2%."""
 
 
 class References(Protocol):
@@ -57,7 +57,7 @@ class References(Protocol):
 
     @property
     def kappa(self) -> Column | None:
-        """κ of each reference, R; NaN if unknown."""
+        """κ of each reference (R); NaN if unknown."""
 
     @property
     def positions(self) -> Column | None:
@@ -86,11 +86,11 @@ class References(Protocol):
 
         Args:
             queries: Descriptors N×d, or rows of the similarity matrix N×R.
-            top: Top match of each query, N.
+            top: Top match of each query (N).
             area: Search only this circle: x, y and radius in metres.
 
         Returns:
-            Similarities, N; −inf if all references are near.
+            Similarities (N); −inf if all references are near.
         """
 
     def aliases(self, rows: Rows) -> Floats:
@@ -111,7 +111,7 @@ class References(Protocol):
         """
 
     def background(self, queries: NDArray[np.floating], rows: Rows | None = None) -> tuple[Floats, Floats]:
-        """Return the moments of the similarities of each query.
+        """Return mean and standard deviation of the similarities of each query.
 
         Args:
             queries: Descriptors N×d, or rows of the similarity matrix N×R.
@@ -131,12 +131,11 @@ class References(Protocol):
             One image per row.
         """
 
-    def local(self, rows: Rows, kind: str = "patches") -> LocalFeatures:
-        """Return local features of references, stored or computed from their images.
+    def local(self, rows: Rows) -> LocalFeatures:
+        """Return local features of references: the cells of their feature maps, stored or computed.
 
         Args:
             rows: Row numbers of the references.
-            kind: Kind of features; "patches" are the cells of feature maps.
 
         Returns:
             The features, always in the same basis.
@@ -145,14 +144,14 @@ class References(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Queries before retrieval; pass what is available."""
+    """Queries of a retrieval; pass what is available."""
 
     embeddings: Embeddings | None = None
     """Descriptors and κ of the N queries."""
     images: Sequence[Source] | None = None
     """Paths of the N queries, or other sources that `kappaplace.data.images.decode` reads."""
     patch_maps: PatchMaps | None = None
-    """Function that returns the feature maps of images, of the same model as the descriptors; used unless
+    """Function that returns the feature maps of images, with the model of the descriptors. It is not used if
     the embeddings contain them."""
     similarities: NDArray[np.floating] | None = None
     """N×R cosines to all references, instead of descriptors; a memory map works."""
@@ -196,7 +195,7 @@ class ArrayReferences(References):
     positions: NDArray[np.float64] | None = None
     """x and y of each reference in metres, R×2; NaN if unknown."""
     neighborhood: IsNear | None = None
-    """Whether two references show the same place. Default: positions within 25 m."""
+    """Function that returns whether two references show the same place. Default: positions within 25 m."""
     paths: Sequence[Source] | None = None
     """Images of the references."""
     patch_maps: PatchMaps | None = None
@@ -204,7 +203,7 @@ class ArrayReferences(References):
     device: str = "cpu"
     """Device that computes similarities."""
     count: int | None = None
-    """Number of references, if it does not follow from the other fields."""
+    """Number of references, if no other field has one entry per reference."""
 
     def __post_init__(self) -> None:
         if self.positions is not None and np.shape(self.positions)[1:] != (2,):
@@ -229,7 +228,7 @@ class ArrayReferences(References):
         if self.neighborhood is not None:
             return self.neighborhood
         if self.positions is not None:
-            return Near.metres(np.asarray(self.positions, np.float64), RADIUS)
+            return Near.meters(np.asarray(self.positions, np.float64), RADIUS)
         raise KappaPlaceError(
             "This score needs the places of the references. Pass their positions or a neighborhood."
         )
@@ -268,7 +267,7 @@ class ArrayReferences(References):
             raise KappaPlaceError(NO_IMAGES)
         return [self.paths[row] for row in rows.tolist()]
 
-    def local(self, rows: Rows, kind: str = "patches") -> LocalFeatures:
+    def local(self, rows: Rows) -> LocalFeatures:
         if self.patch_maps is None:
             raise KappaPlaceError(NO_PATCHES)
         from kappaplace.retrieval.patch_codes import LocalFeatures
@@ -288,7 +287,7 @@ class ArrayReferences(References):
 
 
 class MatrixReferences(ArrayReferences):
-    """References with known similarities only: a query is its row of the N×R matrix."""
+    """References of which only similarities are known: a query is its row of the N×R matrix."""
 
     def search(self, queries: NDArray[np.floating], k: int, area: Circle | None = None) -> Matches:
         return search_matrix(queries, k)
@@ -340,7 +339,8 @@ class LeaveOut(References):
         return best_outside(of_matrix(queries), rows, top, len(self), self.near).astype(np.float64)
 
     def aliases(self, rows: Rows) -> Floats:
-        """Return the best similarity to another place among the references of each query; a row per query."""
+        """Return the best similarity of each query's reference to another place, among the references of this
+        query."""
         assert self.descriptors is not None
         between = of_descriptors(self.descriptors[rows], self.descriptors[:])(
             slice(None), slice(None)
@@ -351,7 +351,7 @@ class LeaveOut(References):
         return self.whole.sample()
 
     def background(self, queries: NDArray[np.floating], rows: Rows | None = None) -> tuple[Floats, Floats]:
-        """Return the moments, with the mean of the others in place of excluded references."""
+        """Return mean and standard deviation; excluded references count as the mean of the others."""
         similarities = queries[:, self.sample() if rows is None else rows]
         present = np.isfinite(similarities)
         mean = np.where(present, similarities, 0).sum(axis=1) / np.maximum(present.sum(axis=1), 1)
@@ -361,5 +361,5 @@ class LeaveOut(References):
     def images(self, rows: Rows) -> Sequence[Source]:
         return self.whole.images(rows)
 
-    def local(self, rows: Rows, kind: str = "patches") -> LocalFeatures:
-        return self.whole.local(rows, kind)
+    def local(self, rows: Rows) -> LocalFeatures:
+        return self.whole.local(rows)

@@ -1,4 +1,4 @@
-"""`create_app`: create a FastAPI application that serves maps, and run it."""
+"""The FastAPI application that serves maps, and how it runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from kappaplace.maps import PlaceMap
 from kappaplace.serve import routes_localize, routes_map, routes_other
 from kappaplace.serve.connections import HEADER_SECONDS, IN_ALL, guarded
 from kappaplace.serve.decoders import Decoders
-from kappaplace.serve.metrics import Metrics
 from kappaplace.serve.protect import Limits, SecureHeaders, add_handlers
-from kappaplace.serve.routes_other import demo_files, page_files
+from kappaplace.serve.routes_other import Metrics, demo_files, page_files
 from kappaplace.serve.served_map import ServedMap
 from kappaplace.serve.settings import LOOPBACK, Settings
 from kappaplace.version import package_version

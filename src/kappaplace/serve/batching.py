@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Job, Answer]):
-    """Runs a function on batches of jobs, one batch at a time, in its own thread."""
+    """Queue of jobs that are processed in batches, one batch at a time, in its own thread."""
 
     def __init__(
         self,

@@ -14,15 +14,18 @@ from typing import ClassVar
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
-"""Seconds until the header of a request is complete, from the connection or the previous answer."""
+"""Maximum seconds from the connection, or from the previous answer, until the header of a request is
+complete."""
 ANSWER_SECONDS = 30.0
-"""Seconds in which a client must read at least a part of its answer."""
+"""Maximum seconds until a client reads the next part of its answer."""
 PER_ADDRESS, IN_ALL = 100, 500
-"""Connections that wait, per address and in all; with the busy ones fewer than 1,024 files."""
+"""Largest number of waiting connections per address and in total. With the busy ones, they need fewer than
+1,024 open files."""
 
 
 def network_of(host: str) -> str:
-    """Return an address; for IPv6, its network, because a single client has a whole network."""
+    """Return an IPv4 address, or the network of an IPv6 address, because one client may own a whole
+    network."""
     try:
         wide = ip_address(host).version == 6 and not ip_address(host).is_loopback
         return str(ip_network((host, 64), strict=False)) if wide else host
@@ -33,14 +36,7 @@ def network_of(host: str) -> str:
 class Waiting:
     """Connections that wait, by address and age."""
 
-    def __init__(self, per_address: int = PER_ADDRESS, in_all: int = IN_ALL) -> None:
-        """Prepare an empty list.
-
-        Args:
-            per_address: Largest number per address.
-            in_all: Largest number of all addresses.
-        """
-        self.per_address, self.in_all = per_address, in_all
+    def __init__(self) -> None:
         self._by_address: dict[str, dict[GuardedProtocol, None]] = {}
         self._count = 0
 
@@ -49,9 +45,9 @@ class Waiting:
         mine = self._by_address.setdefault(connection.address, {})
         mine[connection] = None
         self._count += 1
-        if len(mine) > self.per_address:
+        if len(mine) > PER_ADDRESS:
             next(iter(mine)).abort()
-        elif self._count > self.in_all:
+        elif self._count > IN_ALL:
             busiest = max(self._by_address, key=lambda address: len(self._by_address[address]))
             next(iter(self._by_address[busiest])).abort()
 

@@ -19,7 +19,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Json
 
 MEMORY = 4 << 30
-"""Address space of the process."""
+"""Maximum address space of the process in bytes."""
 _LENGTHS = struct.Struct(">IQ")
 _MARKER = re.compile(rb"\xff+([^\x00\xff])")
 _SCAN, _END, _ALONE = 0xDA, 0xD9, (0x01, *range(0xD0, 0xD9))

@@ -23,9 +23,10 @@ from kappaplace.serve.protect import ApiError, busy
 from kappaplace.serve.settings import Settings
 
 CPU_SECONDS = 10
-"""Processor time per image. The largest photo of a phone takes about one second."""
+"""Maximum processor time per image in seconds. The largest photo of a phone takes about one second."""
 MOST_SCANS = 64
-"""Scans of a progressive JPEG. Encoders write about ten; each can cost as much as a whole image."""
+"""Largest number of scans of a progressive JPEG. Encoders write about ten; each can cost as much as an
+image."""
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from kappaplace.serve.decode_worker import main; main(int(sys.argv[1]))"
@@ -41,7 +42,8 @@ class Decoded(NamedTuple):
 
 
 class Decoders:
-    """A few processes, which start when they are first needed, and as many threads that wait for them."""
+    """Pool of decoding processes, which start when they are first needed, with one waiting thread for
+    each."""
 
     def __init__(self, settings: Settings, count: int | None = None) -> None:
         """Prepare the processes.
@@ -97,7 +99,9 @@ class Decoders:
         if self._closed:
             return busy("The service is shutting down.", 503)
         if status == -signal.SIGXCPU:
-            return ApiError(422, f"The image takes more than {CPU_SECONDS} seconds to decode. Simplify it.")
+            return ApiError(
+                422, f"The image takes more than {CPU_SECONDS} seconds to decode. Send a smaller one."
+            )
         return ApiError(422, "The image cannot be decoded. Save it again with another program.")
 
     def _take(self) -> _Worker:

@@ -1,14 +1,25 @@
-"""Routes that take images: localize them in a map, or embed them."""
+"""Routes that take images: localize them in a map, or embed them.
+
+A request is a form with files, JSON with base64, or the plain bytes of one image. Everything stays in memory:
+file names are ignored, and nothing is written to disk.
+"""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from typing import TypeVar
 
-from kappaplace.serve.protect import ApiError, may_read
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from kappaplace.serve.protect import ApiError, invalid_message, may_read
 from kappaplace.serve.schemas import (
-    ANSWER,
-    BODIES,
+    EXAMPLES,
     BatchBody,
     BatchOut,
     EmbedBody,
@@ -18,7 +29,7 @@ from kappaplace.serve.schemas import (
     Options,
 )
 from kappaplace.serve.served_map import ASK, localization, map_named
-from kappaplace.serve.uploads import read_request
+from kappaplace.serve.settings import Settings
 from kappaplace.types import Json
 
 router = APIRouter(prefix="/v1", tags=["localize"], dependencies=[Depends(may_read)])
@@ -50,7 +61,7 @@ def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Json]:
     }
     content: dict[str, Json] = {
         "multipart/form-data": {"schema": form},
-        "application/json": {"schema": schema, "example": BODIES[shape.__name__]},
+        "application/json": {"schema": schema, "example": EXAMPLES["bodies"][shape.__name__]},
     }
     if single:
         content |= {f"image/{kind}": {"schema": file} for kind in ("jpeg", "png", "webp")}
@@ -64,7 +75,7 @@ _THREE = rf"^{_NUMBER},{_NUMBER},\d{{1,9}}(\.\d{{1,6}})?$"
 @router.post(
     "/localize",
     response_model=LocalizationOut,
-    responses=ASK | {200: {"content": {"application/json": {"example": ANSWER}}}},
+    responses=ASK | {200: {"content": {"application/json": {"example": EXAMPLES["answer"]}}}},
     openapi_extra=body_of(LocalizeBody, single=True),
     summary="Localize an image",
 )
@@ -121,3 +132,119 @@ def _check_k(request: Request, options: Options) -> None:
     most = request.app.state.settings.max_k
     if options.k > most:
         raise ApiError(422, f"k must be at most {most}, got {options.k}.")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+MOST_FIELDS = 20
+FIELD_BYTES = 4096
+_FILES = ("image", "images")
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = 0  # never moved to a temporary file; `Limits` bounds the body
+
+
+async def read_request(request: Request, shape: type[Model], *, single: bool) -> tuple[list[bytes], Model]:
+    """Read the images and options of a request; values in the body override those in the URL.
+
+    Args:
+        request: The request.
+        shape: Schema of the options.
+        single: Whether exactly one image is expected.
+
+    Returns:
+        Encoded images, and the validated options.
+
+    Raises:
+        ApiError: If the request cannot be read or has a wrong number of images.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    values: dict[str, Json] = dict(request.query_params)
+    if kind == "multipart/form-data":
+        images, fields = await _form(request)
+        values |= fields
+    elif kind == "application/json":
+        images, fields = _json(await request.body(), single)
+        values |= fields
+    elif kind.startswith("image/") or kind == "application/octet-stream":
+        images = [await request.body()]
+    else:
+        raise ApiError(
+            415, "Send images as multipart/form-data, as base64 in application/json, or as the plain file."
+        )
+    settings: Settings = request.app.state.settings
+    if not images or not all(images):
+        raise ApiError(422, "There is no image in the request. Send one as the field `image`.")
+    if len(images) > (1 if single else settings.max_batch):
+        most = "one image" if single else f"{settings.max_batch} images"
+        raise ApiError(413, f"A request can contain {most}, got {len(images)}. Send fewer.")
+    return images, _checked(shape, values, images, single)
+
+
+def _checked(shape: type[Model], values: Mapping[str, Json], images: list[bytes], single: bool) -> Model:
+    """Validate options by their schema; images are only counted."""
+    parts = dict(values)
+    for name in {"area", "near"} & parts.keys():
+        text = parts[name]
+        if isinstance(text, str):
+            parts[name] = text.split(",")
+    parts |= {"image": ""} if single else {"images": [""] * len(images)}
+    try:
+        return shape.model_validate(parts)
+    except ValidationError as error:
+        raise ApiError(422, invalid_message(error.errors())) from None
+
+
+async def _form(request: Request) -> tuple[list[bytes], dict[str, Json]]:
+    most = request.app.state.settings.max_batch
+    try:
+        parser = _InMemory(
+            request.headers,
+            request.stream(),
+            max_files=most + 1,
+            max_fields=MOST_FIELDS,
+            max_part_size=FIELD_BYTES,
+        )
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError, LookupError) as error:
+        reason = getattr(error, "message", "") or "its parts cannot be separated"
+        raise ApiError(400, f"The form cannot be read: {str(reason).rstrip('.')}. Send it again.") from None
+    images: list[bytes] = []
+    fields: dict[str, Json] = {}
+    try:
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                if name not in _FILES:
+                    raise ApiError(422, f"Files must be sent as the field `image`, got `{name[:40]}`.")
+                images.append(await value.read())
+            else:
+                fields[name] = value
+    finally:
+        await form.close()
+    return images, fields
+
+
+def _json(body: bytes, single: bool) -> tuple[list[bytes], dict[str, Json]]:
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "The body is not JSON. Send a JSON object.") from None
+    if not isinstance(values, dict):
+        raise ApiError(422, "The body must be a JSON object.")
+    key = "image" if single else "images"
+    content = values.pop(key, None)
+    if content is None:
+        return [], values
+    texts = [content] if single else content
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ApiError(422, f"{key}: expected {'base64 text' if single else 'a list of base64 texts'}.")
+    return [_from_base64(text) for text in texts], values
+
+
+def _from_base64(text: str) -> bytes:
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ApiError(422, "An image is not valid base64. Encode the bytes of the file.") from None

@@ -161,11 +161,11 @@ def _references(served: ServedMap, box: tuple[float, ...] | None, limit: int, or
         "map": served.name,
         "version": store.manifest.version,
         "total": total,
-        "references": described(served, store, rows),
+        "references": describe(served, store, rows),
     }
 
 
-def described(served: ServedMap, store: MapStore, rows: NDArray[np.int64]) -> list[dict[str, Json]]:
+def describe(served: ServedMap, store: MapStore, rows: NDArray[np.int64]) -> list[dict[str, Json]]:
     """Describe some references as `ReferenceOut`.
 
     Args:
@@ -212,7 +212,7 @@ async def reference(served: MapParameter, id: Number) -> dict[str, Json]:
     """Return name, pose, κ, and how ambiguous the place is."""
     store = served.map.store
     _check_number(store, id)
-    return (await asyncio.to_thread(described, served, store, np.array([id])))[0]
+    return (await asyncio.to_thread(describe, served, store, np.array([id])))[0]
 
 
 @router.get(

@@ -25,14 +25,14 @@ from kappaplace.files import make_folder, remove_debris, remove_path, replace_fi
 from kappaplace.maps import (
     MANIFEST,
     AddOptions,
-    Decided,
+    DecidedAnswer,
     Localization,
     LocalizeOptions,
     MapStore,
     PlaceMap,
     Report,
     add_images,
-    decided,
+    decide_answer,
     preprocessing_of,
     read_manifest,
 )
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
     """The result of one job."""
 
     embedding: Embeddings
-    decided: Decided | None
+    decided: DecidedAnswer | None
     """The decided localization; None if the image was only embedded."""
     version: int
     """Version of the map that answered."""
@@ -131,7 +131,7 @@ class ServedMap:
         self.ready = True
 
     async def localize(self, images: Sequence[bytes], options: Options) -> list[Answer]:
-        """Localize encoded images; returns one answer per image."""
+        """Localize encoded images, and return one answer per image."""
         return await self._enqueue(images, options)
 
     async def embed(self, images: Sequence[bytes]) -> Embeddings:
@@ -203,9 +203,9 @@ class ServedMap:
             patches=patches,
         )
 
-    def _decide(self, answer: Localization, max_risk: float | None) -> Decided:
+    def _decide(self, answer: Localization, max_risk: float | None) -> DecidedAnswer:
         calibration = self.calibration if answer.calibration else None
-        return decided(answer, calibration, self.map.manifest.radius, max_risk)
+        return decide_answer(answer, calibration, self.map.manifest.radius, max_risk)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -244,7 +244,7 @@ class ServedMap:
         return status.st_mtime_ns, status.st_size, status.st_ino  # times have steps of milliseconds
 
     async def append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
-        """Append an encoded image; returns its name in the map, and whether it is new."""
+        """Append an encoded image, and return its name in the map and whether it is new."""
         loop = asyncio.get_running_loop()
         with self.batcher.admit(1):
             writing = loop.run_in_executor(self._writer, self._append, data, placed)

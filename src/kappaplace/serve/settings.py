@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kappaplace.checks import within
 from kappaplace.data import HEIF
 from kappaplace.errors import KappaPlaceError
 
@@ -58,12 +59,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("max_body", "max_pixels", "max_batch", "max_k", "batch_size", "queue"):
-            if getattr(self, name) < 1:
-                raise KappaPlaceError(f"{name} must be at least 1, got {getattr(self, name)}.")
+            within(getattr(self, name), name, 1)
         if not self.timeout > 0:
             raise KappaPlaceError(f"timeout must be above 0 seconds, got {self.timeout:g}.")
-        if not 0 <= self.window <= 1:
-            raise KappaPlaceError(f"window must be between 0 and 1 seconds, got {self.window:g}.")
+        within(self.window, "window", 0, 1)
         for kind in KINDS:
             token = getattr(self, f"{kind}_token")
             if token and (len(token) < FEWEST_LETTERS or not token.isascii() or token.split() != [token]):
@@ -145,7 +144,7 @@ def _from_file(file: Path) -> dict[str, str]:
             continue
         words = line.split()
         if len(words) != 2 or words[0] not in KINDS:  # the line may contain a secret, so it is not shown
-            raise KappaPlaceError(f"Line {number} of {file} must be `read TOKEN` or `write TOKEN`.")
+            raise KappaPlaceError(f"{file} line {number} must be `read TOKEN` or `write TOKEN`.")
         tokens[f"{words[0]}_token"] = words[1]
     if not tokens:
         raise KappaPlaceError(f"The token file {file} contains no token. Write a line `read TOKEN`.")

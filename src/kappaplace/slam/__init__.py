@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from kappaplace.slam.calibrate import collect as collect
     from kappaplace.slam.calibrate import fit_closures as fit_closures
     from kappaplace.slam.calibrate import scores_for as scores_for
-    from kappaplace.slam.drive_inputs import DriveInput as DriveInput
-    from kappaplace.slam.drive_inputs import read_drive as read_drive
+    from kappaplace.slam.drive_files import DriveInput as DriveInput
+    from kappaplace.slam.drive_files import closure_message as closure_message
+    from kappaplace.slam.drive_files import read_drive as read_drive
     from kappaplace.slam.evaluation import same_place as same_place
     from kappaplace.slam.graph_factors import KERNELS as KERNELS
-    from kappaplace.slam.graph_files import closure_message as closure_message
     from kappaplace.slam.loop_closer import ClosingSettings as ClosingSettings
     from kappaplace.slam.loop_closer import LoopCloser as LoopCloser
     from kappaplace.slam.pose_graph import IncrementalGraph as IncrementalGraph

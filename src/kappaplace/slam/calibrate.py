@@ -1,4 +1,4 @@
-"""Calibrate closures on drives with known poses."""
+"""Calibration of closures on drives with known poses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def collect(
     frames: Iterable[Frame],
     same_place: NDArray[np.bool_],
     settings: ClosingSettings | None = None,
-    calibration: Calibration | None = None,
     scores: Sequence[str] = WITH_KAPPA,
     patch_maps: PatchMaps | None = None,
 ) -> DriveExamples:
@@ -63,7 +62,6 @@ def collect(
         frames: All frames of the drive.
         same_place: Which pairs of frames show the same place, N×N (`evaluation.same_place`).
         settings: Conditions for closing a loop.
-        calibration: Also close loops during the drive, as in production, which improves estimated positions.
         scores: Names of the scores to record.
         patch_maps: Patch features of images, for settings with patch matching.
 
@@ -73,7 +71,7 @@ def collect(
     Raises:
         KappaPlaceError: If the drive is too short, or ``same_place`` has another size.
     """
-    closer = LoopCloser(calibration, settings, scores=tuple(scores), patch_maps=patch_maps)
+    closer = LoopCloser(None, settings, scores=tuple(scores), patch_maps=patch_maps)
     for frame in frames:
         closer.add(frame)
     if not closer.closures:
@@ -133,7 +131,7 @@ def fit_closures(
     """
     if not drives or len({(drive.scores, drive.rerank) for drive in drives}) != 1:
         raise KappaPlaceError(
-            "Calibration needs one or more drives with the same scores. Collect all drives with the same "
+            "Calibration needs one or more drives, all with the same scores. Collect them with the same "
             "settings."
         )
     examples = join([_thinned(drive, least_support, thin) for drive in drives])

@@ -70,7 +70,7 @@ def same_place(
         One mark per pair, in the broadcast shape of ``a`` and ``b``.
     """
     turn = wrap_angle(truth[a, 2] - truth[b, 2])
-    return Near.metres(truth[:, :2], radius)(a, b) & (np.abs(turn) <= np.radians(degrees))
+    return Near.meters(truth[:, :2], radius)(a, b) & (np.abs(turn) <= np.radians(degrees))
 
 
 def closure_quality(accepted: NDArray[np.bool_], correct: NDArray[np.bool_], possible: int) -> ClosureQuality:

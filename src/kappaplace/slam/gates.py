@@ -88,7 +88,6 @@ def likelihood_ratio(
     drift: float,
     spread: float,
     turn: float = 0.0,
-    slip: float = SLIP,
 ) -> float:
     """Return how much more likely a displacement is for a correct closure than for an incorrect one.
 
@@ -99,7 +98,6 @@ def likelihood_ratio(
         drift: Odometry drift (standard deviation) as a fraction of the distance travelled.
         spread: Standard deviation in metres between two images of the same place.
         turn: Angle between the estimated headings in radians.
-        slip: Probability that odometry is unusable.
 
     Returns:
         The factor for the odds of the closure.
@@ -114,7 +112,7 @@ def likelihood_ratio(
     variance = (drift * distance) ** 2 + spread**2
     density = np.exp(-0.5 * displacement**2 / variance) / (2 * np.pi * variance)
     alike = np.exp(-0.5 * turn**2 / ((TURN * distance) ** 2 + TURN_SPREAD**2))
-    return float((1 - slip) * density * alike * area + slip)
+    return float((1 - SLIP) * density * alike * area + SLIP)
 
 
 def update(probability: float, ratio: float) -> float:

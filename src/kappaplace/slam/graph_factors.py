@@ -1,4 +1,4 @@
-"""Odometry and closures as GTSAM factors, in 2D and 3D, with or without a robust kernel.
+"""Odometry and closures as GTSAM factors, in 2D and 3D, and the noise of odometry on one drive.
 
 **Switchable constraints** (Sünderhauf and Protzel, 2012) give every closure a switch s. Its error is
 multiplied by s, and a prior with information Φ pulls s to 1. For given poses the best switch is known, s =
@@ -12,6 +12,7 @@ from it with s = min(1, 2Φ/(Φ + χ²)): closures within Φ count in full.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +26,7 @@ from kappaplace.slam.types import Closure
 if TYPE_CHECKING:
     import gtsam
 
+
 Kernel = Literal["none", "cauchy", "dcs", "switchable", "gnc"]
 KERNELS: tuple[Kernel, ...] = ("none", "cauchy", "dcs", "switchable", "gnc")
 ODDS = (0.01, 100.0)
@@ -35,22 +37,22 @@ ODDS = (0.01, 100.0)
 class OdometryNoise:
     """Standard deviations of one odometry step."""
 
-    metres: float = 0.03
+    meters: float = 0.03
     """Metres per metre travelled."""
-    least_metres: float = 0.02
+    least_meters: float = 0.02
     """Smallest value in metres for a step, however short."""
     angle: float = 0.006
     """Radians per step."""
 
     def times(self, scale: float) -> OdometryNoise:
         """Return the noise with all deviations multiplied by a factor."""
-        return OdometryNoise(self.metres * scale, self.least_metres * scale, self.angle * scale)
+        return OdometryNoise(self.meters * scale, self.least_meters * scale, self.angle * scale)
 
     def sigma(self, step: Poses) -> Poses:
         """Return the deviations of a step: 3 numbers (x, y, yaw) or 6 (x, y, z, about x, y, z)."""
-        metres = max(self.metres * float(np.linalg.norm(pose_positions(step))), self.least_metres)
+        meters = max(self.meters * float(np.linalg.norm(pose_positions(step))), self.least_meters)
         size = 2 if len(step) == PLANAR else 3
-        return np.array([metres] * size + [self.angle] * (1 if size == 2 else 3))
+        return np.array([meters] * size + [self.angle] * (1 if size == 2 else 3))
 
 
 def load_gtsam() -> ModuleType:
@@ -158,9 +160,7 @@ def width_of(closure: Closure, by_probability: bool) -> float:
     if not by_probability:
         return 1.0
     if closure.probability is None:
-        raise KappaPlaceError(
-            "Kernels by probability need calibrated closures. Pass a calibration to LoopCloser."
-        )
+        raise KappaPlaceError("by_probability needs calibrated closures. Pass a calibration to LoopCloser.")
     probability = min(max(closure.probability, 1e-9), 1 - 1e-9)
     return float(np.clip(probability / (1 - probability), *ODDS))
 
@@ -178,3 +178,82 @@ def in_tangent_order(sigma: Poses) -> Poses:
 
 def _diagonal(sigma: Poses) -> gtsam.noiseModel.Base:
     return load_gtsam().noiseModel.Diagonal.Sigmas(in_tangent_order(sigma))
+
+
+SCALES = np.concatenate([[0.0], np.geomspace(0.02, 1.0, 100)])
+"""Candidates for s."""
+REJECTED = 2.706
+"""Twice the log-likelihood ratio above which s = 0 is rejected: 5%, as s cannot be below 0 (½χ²₀ + ½χ²₁)."""
+MOST = 300
+"""Largest number of closures to use, evenly sampled, because the time grows with its third power."""
+
+
+def odometry_scale(odometry: Poses, closures: Sequence[Closure], noise: OdometryNoise) -> float:
+    """Estimate the factor for the specified noise of odometry on one drive.
+
+    On some drives odometry drifts much less than specified. Then closures, which are accurate to a few
+    metres, pull poses away from better positions. The errors of closures against odometry reveal this:
+
+        r ~ N(0, s²·A·Σ·Aᵀ + R)
+
+    to first order. Σ is the specified noise of all steps, A propagates it to the ends of the closures, and R
+    is the noise of the closures. Closures share steps, so their errors are correlated. The scale s is the
+    maximum of the likelihood, with two precautions:
+
+    * s is at most 1: a false closure looks like bad odometry and must not gain weight that way.
+    * If s = 0 is not rejected (likelihood ratio test, 5%), closures add nothing to odometry.
+
+    Args:
+        odometry: Raw poses of all frames, N×3 or N×7.
+        closures: Closures to learn from.
+        noise: Specified noise of odometry.
+
+    Returns:
+        A factor in [0, 1]; 0 if closures do not contradict odometry, 1 without closures.
+    """
+    if not closures:
+        return 1.0
+    rows = np.unique(np.linspace(0, len(closures) - 1, min(len(closures), MOST)).round().astype(int))
+    gain, error = _independent(odometry, [closures[row] for row in rows], noise)
+    variance = 1.0 + SCALES[:, None] ** 2 * gain
+    likelihood = -0.5 * (np.log(variance) + error / variance).sum(axis=1)
+    best = int(likelihood.argmax())
+    if 2 * (likelihood[best] - likelihood[0]) < REJECTED:
+        return 0.0
+    return float(SCALES[best])
+
+
+def _independent(odometry: Poses, closures: Sequence[Closure], noise: OdometryNoise) -> tuple[Poses, Poses]:
+    """Transform the errors of closures against odometry to independent errors with unit noise of the
+    closures.
+
+    Returns the variance that the specified odometry noise adds to each, and each error squared.
+    """
+    # Relative to the first pose: far from the origin, differences of squares would lose their digits.
+    poses = [to_gtsam(pose) for pose in between(odometry[0], odometry)]
+    adjoint = np.stack([pose.AdjointMap() for pose in poses])
+    sigma = np.stack([in_tangent_order(noise.sigma(step)) for step in between(odometry[:-1], odometry[1:])])
+    steps = adjoint[1:] * sigma[:, None, :]
+    # Noise of the steps up to each pose, seen from the origin: two closures share a difference of it.
+    total = np.concatenate([np.zeros_like(adjoint[:1]), np.cumsum(steps @ steps.swapaxes(1, 2), axis=0)])
+    match, query = np.array([(closure.match, closure.query) for closure in closures]).T
+    first, last = np.maximum(match[:, None], match), np.minimum(query[:, None], query)
+    shared = np.where((last > first)[..., None, None], total[last] - total[first], 0.0)
+    back = np.linalg.inv(adjoint[query])
+    own = np.stack([in_tangent_order(closure.sigma) for closure in closures])
+    whitened = back / own[..., None]
+    size = own.size
+    covariance = np.einsum("aij,abjk,blk->aibl", whitened, shared, whitened, optimize=True)
+    gain, turn = np.linalg.eigh(covariance.reshape(size, size))
+    return np.maximum(gain, 0.0), (turn.T @ (_residuals(poses, closures) / own).ravel()) ** 2
+
+
+def _residuals(poses: Sequence[gtsam.Pose2 | gtsam.Pose3], closures: Sequence[Closure]) -> Poses:
+    """Return the difference between odometry and each closure, M×3 or M×6."""
+    gtsam = load_gtsam()
+    kind = gtsam.Pose2 if isinstance(poses[0], gtsam.Pose2) else gtsam.Pose3
+    rows = []
+    for closure in closures:
+        motion = poses[closure.match].between(poses[closure.query])
+        rows.append(kind.Logmap(to_gtsam(closure.relative).between(motion)))
+    return np.stack(rows)

@@ -163,7 +163,7 @@ class GrowingMap:
         """
         if not self.pose_size:
             return Near.frames(self.frames)
-        return Near.metres(pose_positions(self._poses), self.radius, self._distance)
+        return Near.meters(pose_positions(self._poses), self.radius, self._distance)
 
     def export(self, file: str | Path) -> Path:
         """Write all frames to an .npz file for `kappaplace map import`, with their estimated poses."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from kappaplace import vmf
 from kappaplace.calibration import PATCH_SIGNALS, Calibration, Decision, Judgment, features_of, judge
+from kappaplace.checks import share, within
 from kappaplace.data import (
     PLANAR,
     SPATIAL,
@@ -91,8 +92,8 @@ class ClosingSettings:
     """Smallest and largest weight of a closure relative to a typical one."""
 
     def __post_init__(self) -> None:
-        if self.max_risk is not None and not 0 < self.max_risk < 1:
-            raise KappaPlaceError(f"max_risk must be between 0 and 1, got {self.max_risk:g}.")
+        if self.max_risk is not None:
+            share(self.max_risk, "max_risk")
         if self.least_support > self.window:
             raise KappaPlaceError(
                 f"least_support is {self.least_support}, but only {self.window} proposals are compared. "
@@ -104,18 +105,16 @@ class ClosingSettings:
                 raise KappaPlaceError(f"{name} must be above 0 and finite, got {value:g}.")
         for name, least in (("fewest", 2), ("least_inliers", 1), ("verify", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise KappaPlaceError(f"{name} must be at least {least}, got {value}.")
-        if self.outside_rate is not None and not 0 <= self.outside_rate < 1:
-            raise KappaPlaceError(f"outside_rate must be at least 0 and below 1, got {self.outside_rate:g}.")
-        if self.least_agreement is not None and not 0 < self.least_agreement <= 1:
-            raise KappaPlaceError(
-                f"least_agreement must be above 0 and at most 1, got {self.least_agreement:g}."
-            )
+            if value is not None:
+                within(value, name, least)
+        for name in ("outside_rate", "least_agreement"):
+            value = getattr(self, name)
+            if value is not None:
+                share(value, name, ends=True)
 
 
 class LoopCloser:
-    """Proposes and decides closures of one drive; see the module description."""
+    """Loop closing on one drive: proposes closures and decides which ones to accept."""
 
     def __init__(
         self,
@@ -249,13 +248,13 @@ class LoopCloser:
             return calibrated
         if self.calibration is not None and self.settings.verify != calibrated:
             raise KappaPlaceError(
-                f"verify must match the calibration, which was calibrated with {calibrated} re-ranked "
-                f"matches, got {self.settings.verify}. Omit verify, or recalibrate."
+                f"verify must be {calibrated}, as in the calibration, got {self.settings.verify}. Omit it, "
+                "or recalibrate."
             )
         return self.settings.verify
 
     def _reranked(self, number: int, evidence: Evidence) -> Evidence:
-        """Sort the matches by patch agreement, like a map."""
+        """Sort the matches by patch agreement, as a map does."""
         assert self.cells is not None  # created together with ``rerank``
         agreement = self.cells.agreement(number, evidence.matches.indices[0].tolist())[None]
         matches, agreement = by_agreement(evidence.matches, agreement)
@@ -286,7 +285,7 @@ class LoopCloser:
         if odometry.shape != self._odometry[-1].shape:
             raise KappaPlaceError(
                 f"Odometry must be planar or spatial for all frames, got {len(odometry)} numbers after "
-                f"{len(self._odometry[-1])}."
+                f"{len(self._odometry[-1])}. Pass poses of one kind."
             )
         step = between(self._odometry[-1], odometry)
         distance = float(self.map.distance[-1] + np.linalg.norm(pose_positions(step)))
@@ -341,11 +340,11 @@ class LoopCloser:
 
     def _plausibility(self, number: int, match: int, drift: float) -> float:
         """Return how much more likely the estimated positions are if the closure is correct."""
-        travelled = self.map.distance
-        distance = float(travelled[number] - travelled[match])
+        traveled = self.map.distance
+        distance = float(traveled[number] - traveled[match])
         if self._last_accepted is not None:  # the estimate continues from the last closure
             query, other = self._last_accepted
-            distance = float(travelled[number] - travelled[query] + abs(travelled[other] - travelled[match]))
+            distance = float(traveled[number] - traveled[query] + abs(traveled[other] - traveled[match]))
         a, b = as_planar(self.map.poses[[number, match]])
         displacement = float(np.hypot(*(a - b)[:2]))
         turn = float(wrap_angle(a[2] - b[2]))
@@ -383,5 +382,5 @@ class LoopCloser:
         return float(np.clip(concentration / typical, *self.settings.weights))
 
     def _sigma(self, size: int, weight: float) -> Poses:
-        metres, angle = self.settings.sigma / np.sqrt(weight), self.settings.sigma_angle / np.sqrt(weight)
-        return np.array([metres] * 2 + [angle] if size != SPATIAL else [metres] * 3 + [angle] * 3)
+        meters, angle = self.settings.sigma / np.sqrt(weight), self.settings.sigma_angle / np.sqrt(weight)
+        return np.array([meters] * 2 + [angle] if size != SPATIAL else [meters] * 3 + [angle] * 3)

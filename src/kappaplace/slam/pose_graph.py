@@ -19,10 +19,10 @@ from kappaplace.slam.graph_factors import (
     from_gtsam,
     load_gtsam,
     odometry_factor,
+    odometry_scale,
     prior,
     to_gtsam,
 )
-from kappaplace.slam.odometry_scale import odometry_scale
 from kappaplace.slam.types import Closure
 
 if TYPE_CHECKING:
@@ -116,15 +116,12 @@ class IncrementalGraph:
     The noise of odometry is used as specified, because it can be estimated only at the end of a drive.
     """
 
-    def __init__(
-        self, noise: OdometryNoise | None = None, kernel: Kernel = "none", *, by_probability: bool = False
-    ) -> None:
+    def __init__(self, noise: OdometryNoise | None = None, kernel: Kernel = "none") -> None:
         """Start an empty graph.
 
         Args:
             noise: Standard deviations of odometry. Default: `OdometryNoise()`.
             kernel: Robust kernel: none, cauchy, dcs or switchable.
-            by_probability: Use the odds of each closure as the width of its kernel.
 
         Raises:
             KappaPlaceError: If the kernel is gnc, or GTSAM is not installed.
@@ -140,7 +137,7 @@ class IncrementalGraph:
         settings.relinearizeSkip = 1
         settings.setRelinearizeThreshold(0.01)
         self._solver = gtsam.ISAM2(settings)
-        self.noise, self.kernel, self.by_probability = noise or OdometryNoise(), kernel, by_probability
+        self.noise, self.kernel = noise or OdometryNoise(), kernel
         self.count = 0
         self._last: Poses | None = None
 
@@ -166,7 +163,7 @@ class IncrementalGraph:
         accepted = closure is not None and closure.accepted
         if closure is not None and accepted:
             _check_closure(closure, (self.count + 1, len(pose)))
-            graph.add(closure_factor(closure, self.kernel, by_probability=self.by_probability))
+            graph.add(closure_factor(closure, self.kernel))
         try:
             self._solver.update(graph, values)
             if accepted:

@@ -1,4 +1,5 @@
-"""Process a whole drive: embed, close loops, optimize the trajectory, and write files for other programs."""
+"""Processing of a whole drive: embed, close loops, optimize the trajectory, and write files for other
+programs."""
 
 from __future__ import annotations
 
@@ -13,16 +14,15 @@ from typing import TypedDict
 import numpy as np
 
 from kappaplace.calibration import Calibration
-from kappaplace.data import Poses, TimedPoses, distance_travelled
+from kappaplace.data import Poses, TimedPoses, distance_traveled
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, write_file
 from kappaplace.models import AnyModel, EmbeddingStore
 from kappaplace.progress import track
 from kappaplace.retrieval import Pair, patch_maps_of
-from kappaplace.slam.drive_inputs import DriveInput
+from kappaplace.slam.drive_files import DriveInput, write_g2o, write_json_lines, write_tum
 from kappaplace.slam.evaluation import TrajectoryError, load_evo, trajectory_error
 from kappaplace.slam.graph_factors import Kernel, OdometryNoise, kernel_named, load_gtsam
-from kappaplace.slam.graph_files import write_g2o, write_json_lines, write_tum
 from kappaplace.slam.growing_map import save_arrays
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
 from kappaplace.slam.pose_graph import IncrementalGraph, optimize
@@ -32,7 +32,7 @@ from kappaplace.types import Embeddings
 EMBEDDINGS, COMPARED = "embeddings", "cells.npz"
 BLOCK = 64
 UNCONTRADICTED = (
-    "The accepted closures do not contradict odometry beyond their own noise, so the trajectory is unchanged."
+    "The accepted closures agree with odometry within their noise, so the trajectory is unchanged."
 )
 
 
@@ -89,7 +89,7 @@ class SlamRun:
         shift = np.linalg.norm(self.poses[:, :2] - self.closer.odometry[:, :2], axis=1)
         return {
             "frames": len(self.poses),
-            "metres": float(distance_travelled(self.closer.odometry)[-1]),
+            "metres": float(distance_traveled(self.closer.odometry)[-1]),
             "proposals": len(proposals),
             "accepted": len(accepted),
             "rejected": dict(Counter(closure.reason for closure in proposals if not closure.accepted)),
@@ -232,7 +232,7 @@ def _stamps(drive: DriveInput) -> list[str]:
 
 
 def _embeddings_of_010(file: Path, fingerprint: str, drive: DriveInput) -> Embeddings | None:
-    """Read embeddings as version 0.1.0 stored them; None unless they are those of all frames."""
+    """Read the embeddings file of version 0.1.0. Return None unless it has all frames of the drive."""
     try:
         with np.load(file) as stored:
             row_of = {str(name): row for row, name in enumerate(stored["files"])}

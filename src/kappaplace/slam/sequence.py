@@ -1,4 +1,4 @@
-"""Localize a camera along a map: a Bayes filter over the frames of the map, and averages of scores (SeqSLAM).
+"""Localization of a camera along a map: a Bayes filter over its frames, and averages of scores (SeqSLAM).
 
 A belief is a probability for each frame of the map, and one for being outside of it. A step of odometry
 moves it, an image weighs it. With probability p that the match is correct the camera is at the match;
@@ -176,7 +176,8 @@ def place_matrix(near: NDArray[np.bool_] | NDArray[np.floating]) -> csr_matrix:
     marks = csr_matrix(np.asarray(near, np.float64))
     if (marks.diagonal() <= 0).any() or marks.data.min() < 0:
         raise KappaPlaceError(
-            "near must be positive on the diagonal and not negative elsewhere: a frame shows its own place."
+            "near must be above 0 on the diagonal and 0 or more elsewhere, because a frame shows its own "
+            "place."
         )
     sums = np.asarray(marks.sum(axis=1)).ravel()
     return csr_matrix(marks.multiply(1.0 / sums[:, None]))
@@ -227,12 +228,12 @@ FARTHEST = 3.0
 class PoseMotion:
     """Motion on a map with poses: the step of odometry is applied to every frame."""
 
-    def __init__(self, poses: Poses, *, metres: float = 5.0, turn: float = 0.5) -> None:
+    def __init__(self, poses: Poses, *, meters: float = 5.0, turn: float = 0.5) -> None:
         """Prepare a search in the poses of a map.
 
         Args:
             poses: Poses of the map frames, N×3 or N×7.
-            metres: Standard deviation of a step in metres; at least the spacing of the frames.
+            meters: Standard deviation of a step in metres; at least the spacing of the frames.
             turn: Standard deviation of a step in radians.
 
         Raises:
@@ -243,7 +244,7 @@ class PoseMotion:
             raise KappaPlaceError(
                 f"poses must have at least two rows, got an array of shape {self.poses.shape}."
             )
-        self.metres, self.turn = metres, turn
+        self.meters, self.turn = meters, turn
         self._tree = cKDTree(self._features(self.poses))
         gap = self._tree.query(self._features(self.poses), k=min(NEIGHBORS, len(self.poses)))[0]
         self._usual = float(np.median(np.exp(-0.5 * gap**2).sum(axis=1)))
@@ -275,7 +276,7 @@ class PoseMotion:
         """Scale position and heading by their deviations, so that distances are comparable."""
         yaw = as_planar(poses)[:, 2:]
         return np.concatenate(
-            [pose_positions(poses) / self.metres, np.cos(yaw) / self.turn, np.sin(yaw) / self.turn], 1
+            [pose_positions(poses) / self.meters, np.cos(yaw) / self.turn, np.sin(yaw) / self.turn], 1
         )
 
 

@@ -1,4 +1,4 @@
-"""Anchors, losses and the loops that make models."""
+"""Training of models: recipes, settings, places, batches, losses and the training loop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Order of the training images: it depends only on the epoch, the step and the seed.
+"""Order of the training images, which depends only on the epoch, the step and the seed.
 
-All random numbers are counter-based. So a run resumes from two integers, and processes that
-share a batch do not have to communicate.
+All random numbers are counter-based, so a run resumes from two integers. Processes that share a batch do not
+have to communicate.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.checks import within
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.training.places import PlaceGroup
@@ -28,11 +29,11 @@ def _rng(seed: int, stream: int, index: int) -> np.random.Generator:
 
 
 class _Endless:
-    """An endless order of the classes of a group, and the part of it that belongs to this process."""
+    """Base class of samplers: an endless order of the classes of a group, of which each process takes a
+    part."""
 
     def __init__(self, group: PlaceGroup, seed: int, rank: int, world_size: int) -> None:
-        if not 0 <= rank < world_size:
-            raise KappaPlaceError(f"rank must be between 0 and {world_size - 1}, got {rank}.")
+        within(rank, "rank", 0, world_size - 1)
         if not len(group):
             raise KappaPlaceError(
                 "There is no class to sample from. Choose another group or lower min_images."
@@ -43,21 +44,18 @@ class _Endless:
         self.world_size = world_size
         self.position = 0
         """Position in the order of all processes; a multiple of their number between samples."""
-        self._order = (
-            -1,
-            -1,
-            np.empty(0, np.int64),
-        )  # (seed, pass, classes) of the last draw, which most draws reuse
+        # (seed, pass, classes) of the last draw, which most draws reuse
+        self._order = (-1, -1, np.empty(0, np.int64))
 
     def state_dict(self) -> dict[str, int]:
-        """Return the state to resume from, also with another number of processes."""
+        """Return the state to resume from; the number of processes may change."""
         return {"seed": self.seed, "position": self.position, "classes": len(self.group)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the state that `state_dict` returned, in constant time."""
         if state["classes"] != len(self.group):
             raise KappaPlaceError(
-                f"The saved sampler has {state['classes']} classes, this one has {len(self.group)}. "
+                f"The saved sampler has {state['classes']} classes, but this one has {len(self.group)}. "
                 "Resume with the same images and class settings."
             )
         self.seed, self.position = int(state["seed"]), int(state["position"])
@@ -72,7 +70,7 @@ class ClassSampler(_Endless):
     """Yields image rows: a random image of every class once per pass, in a new order each pass.
 
     Process `rank` of `world_size` takes every world_size-th item, so that all processes together have the
-    order of a single one. Reading ahead (a loader) also moves the position: to resume at a training step,
+    order of a single one. A loader that reads ahead moves the position, too. To resume at a training step,
     load the state from before the pending batches, or set `position` to items per step × steps.
 
     Args:
@@ -112,7 +110,7 @@ class ClassSampler(_Endless):
 class PlaceBatchSampler(_Endless):
     """Yields batches of `places` × `images` rows, place after place, for contrastive losses.
 
-    A pass visits the places in a new order, each at most once; places that do not fill a batch are skipped in
+    A pass visits the places in a new order, each at most once. Places that do not fill a batch are skipped in
     this pass. Images of a place are distinct unless it has too few. Process `rank` takes every world_size-th
     batch.
 
@@ -166,18 +164,18 @@ class PlaceBatchSampler(_Endless):
         return self.group.images[np.concatenate(picks)]
 
 
-_VIEW = 7  # stream of the choice of views
+_VIEW = 7  # stream of random numbers that chooses views
 
 
 class Items(NamedTuple):
-    """Views of images to compute a loss on."""
+    """Views of images that a loss is computed on."""
 
     rows: Ints
     """Image rows."""
     labels: Ints
     """Place of each image within its group."""
     views: Ints
-    """Number of each view. −1: a new view at every visit."""
+    """Number of each view. −1 for a new view at every visit."""
     keys: NDArray[np.uint64]
     """Random key of each view."""
 
@@ -199,9 +197,9 @@ class BatchPlan:
     seed: int = 0
     """Random seed."""
     images_per_place: int = 0
-    """Images of the same place in a batch. 0: one image of each place."""
+    """Images of the same place in a batch. 0 for one image per place."""
     views: int = 0
-    """Number of views per image. 0: a new view at every visit."""
+    """Number of views per image. 0 for a new view at every visit."""
     _samplers: dict[int, ClassSampler] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -245,7 +243,7 @@ class BatchPlan:
             )
             rows = np.concatenate([places.batch(first + step) for step in range(start, stop)])
         else:
-            # Stored, because drawing the order of a pass over millions of images takes a while.
+            # Stored, because sampling the order of millions of images takes a while.
             sampler = self._samplers.setdefault(self.group_of(epoch), ClassSampler(group, self.seed))
             sampler.position = (first + start) * self.batch_size
             rows = sampler.take((stop - start) * self.batch_size)

@@ -23,26 +23,25 @@ from torch import Tensor, nn
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, reserve_array, write_file
 from kappaplace.models.aggregation import without_autocast
-from kappaplace.models.backbones.resnet import ResNet
+from kappaplace.models.backbones.convolutional import ResNet
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.embedding import Download, one_ahead
 from kappaplace.models.fast.fused import FusedResNet, InPrecision, best_convolutions, fold_batch_norms
 from kappaplace.models.heads import Head
-from kappaplace.models.network import unit
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.progress import track
 from kappaplace.training.batches import view_key
 from kappaplace.training.images import ImageSource, Views
 from kappaplace.training.settings import RunSettings
 
-LEAST_COSINE = 0.9999  # to the model's own descriptors in float32
+LEAST_COSINE = 0.9999  # smallest cosine to the descriptors of the model in float32
 PROBES, SIDE = 4, 224
 
 
 RECORD, COMPLETE = "features.json", "complete.json"
-FLUSH_EVERY = 8192  # rows after which results are safe on disk
-FLUSH_SECONDS = 10.0  # the same in seconds, if a row takes long
-CLEAN = -1  # number of the view that is the unchanged image
+FLUSH_EVERY = 8192  # rows between writes to the disk
+FLUSH_SECONDS = 10.0  # seconds between writes to the disk, if rows take long
+CLEAN = -1  # number of the view for the unchanged image
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +78,7 @@ def frozen_features(model: TrainableModel, images: Tensor) -> tuple[Tensor, Tens
     features = model.features(images)
     head = model.head
     assert isinstance(head, Head)
-    return head.reduce(*features), unit(features.raw)
+    return head.reduce(*features), model.descriptor(features.raw)
 
 
 @cache
@@ -90,7 +89,7 @@ def compiled_features() -> Callable[[TrainableModel, Tensor], tuple[Tensor, Tens
 
 Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
 Autocast = Callable[[], AbstractContextManager[object]]
-"""Returns a context that sets the precision."""
+"""Function that returns a context that sets the precision."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Share:
     processes: int = 1
     """Number of processes."""
     wait: Callable[[], None] = lambda: None
-    """Waits for the other processes."""
+    """Function that waits for the other processes."""
 
     def part(self, total: int) -> tuple[int, int]:
         """Return the first item of this process, and the item after its last one."""
@@ -111,12 +110,12 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class ViewSource:
-    """Images to extract features from: every view of every row."""
+    """Views of images to extract features from: every view of every row."""
 
     source: ImageSource
     """The images."""
     make_views: Views
-    """Computes views of images."""
+    """Function that computes views of images."""
     rows: NDArray[np.int64]
     """Image rows, ascending."""
     views: tuple[int, ...]
@@ -156,18 +155,18 @@ class FeatureEncoder:
     """Function and settings that compute features."""
 
     compute: Compute
-    """Computes the features of a batch of images."""
+    """Function that computes the features of a batch of images."""
     batch_size: int
     """Images per batch."""
     autocast: Autocast = nullcontext
-    """Context that sets the precision."""
+    """Function that returns a context that sets the precision."""
     channels_last: bool = True
     """Whether images are stored with the channels last."""
     probe: Compute | None = None
-    """Computes the features of a batch of any size, to measure their width with one image."""
+    """Function that computes the features of a batch of any size, to measure their width on one image."""
 
     def __call__(self, pixels: Tensor) -> Download:
-        """Return the features of a batch of views, on their way to the CPU in half precision."""
+        """Return the features of a batch of views, as a transfer to the CPU in half precision."""
         if self.channels_last:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         with self.autocast():
@@ -188,10 +187,11 @@ def extract_features(
 
     Args:
         folder: Folder of the store.
-        key: Identifies everything that the features depend on. A store with another key is overwritten.
+        key: Text that identifies everything that the features depend on. A store with another key is
+            overwritten.
         images: The views.
         encoder: Computes features.
-        share: This process's part of the work. Default: everything.
+        share: Part of the work of this process. Default: everything.
 
     Returns:
         The complete store.
@@ -241,7 +241,7 @@ def extract_features(
 def _filled(pixels: Tensor, batch_size: int) -> Tensor:
     """Fill the last batch with copies, so that a compiled encoder sees only one shape."""
     missing = batch_size - len(pixels)
-    if pixels.device.type == "cpu" or missing <= 0:  # on a CPU, computing copies takes longer than it saves
+    if pixels.device.type == "cpu" or missing <= 0:  # on a CPU, copies would only take time
         return pixels
     return torch.cat([pixels, pixels[:1].expand(missing, *pixels.shape[1:])])
 
@@ -250,7 +250,8 @@ def _finite(half: NDArray[np.float16] | None) -> NDArray[np.float16]:
     assert half is not None
     if not np.isfinite(half).all():
         raise KappaPlaceError(
-            "The encoder returns features that are not finite. Check the model, or set run.precision=fp32."
+            "The encoder returned features that are NaN or infinite. Check the model, or set "
+            "run.precision=fp32."
         )
     return half
 
@@ -261,7 +262,7 @@ def _paths(folder: Path) -> tuple[Path, Path]:
 
 def _create(folder: Path, key: str, total: int, widths: list[int]) -> None:
     make_folder(folder)
-    for old in folder.glob("*.json"):  # first, because they describe the previous store
+    for old in folder.glob("*.json"):  # deleted first, because they describe the previous store
         old.unlink()
     for path, width in zip(_paths(folder), widths, strict=True):
         replace_file(path, lambda part, width=width: reserve_array(part, (total, width), np.float16))  # type: ignore[misc]
@@ -269,7 +270,7 @@ def _create(folder: Path, key: str, total: int, widths: list[int]) -> None:
 
 
 def _open(folder: Path, key: str, images: ViewSource) -> FeatureStore | None:
-    """Return the store if it exists and has the same key."""
+    """Return the store; None if it does not exist or has another key."""
     try:
         if json.loads((folder / RECORD).read_text(encoding="utf-8"))["key"] != key:
             return None
@@ -309,9 +310,10 @@ def feature_function(model: TrainableModel, run: RunSettings) -> Compute:
 
 @torch.inference_mode()
 def fused_features(model: TrainableModel, dtype: torch.dtype = torch.float16) -> Compute | None:
-    """Return `frozen_features` with fused kernels on CUDA; None if they do not exist or give other results.
+    """Return `frozen_features` with fused kernels on CUDA; None if there are no kernels or results differ.
 
-    They use float16, with eight times the resolution of bfloat16: rounding of the features changes κ.
+    The kernels use float16, whose resolution is eight times that of bfloat16, because rounding of features
+    changes κ.
     """
     if not isinstance(model, PlaceModel) or not isinstance(model.backbone, ResNet):
         return None
@@ -332,7 +334,7 @@ def fused_features(model: TrainableModel, dtype: torch.dtype = torch.float16) ->
         cosine = (frozen_features(fused, probes)[1] * frozen_features(model, probes)[1]).sum(1).min()
     except (RuntimeError, NotImplementedError):  # no such kernel for this device
         return None
-    return compute if cosine >= LEAST_COSINE else None  # NaN is not
+    return compute if cosine >= LEAST_COSINE else None  # also None if the cosine is NaN
 
 
 def _with_backbone(model: PlaceModel, backbone: torch.nn.Module) -> PlaceModel:

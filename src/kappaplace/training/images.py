@@ -1,4 +1,4 @@
-"""Training images: where they come from, their places, and the views that the network sees."""
+"""Training images, their places, and the augmented views that the network sees."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ImageSource:
     images: Images
     """The images."""
     preprocessing: Preprocessing
-    """Preprocessing that resizes images from files."""
+    """Preprocessing, which resizes images from files."""
     device: torch.device
     """Device of the batches."""
     workers: int | None = None
@@ -48,7 +48,7 @@ class ImageSource:
             for start in range(0, len(rows), size):
                 part = rows[start : start + size]
                 index = torch.from_numpy(part)
-                if self.images.is_cuda:  # pinned, otherwise the copy would wait for all other work
+                if self.images.is_cuda:  # pinned, because another copy would wait for all other work
                     index = index.pin_memory().to(self.images.device, non_blocking=True)
                 yield part, self.images[index].to(self.device, non_blocking=True)
             return
@@ -62,11 +62,11 @@ class Views:
     """Augmented views of images; every random choice depends on the key of the view."""
 
     augmentation: CosPlaceAugmentation
-    """Crops and colours."""
+    """Augmentation of crops and colours."""
     damage: float
     """Fraction of views that are degraded."""
     preprocessing: Preprocessing
-    """Normalizes the views."""
+    """Preprocessing, which normalizes the views."""
 
     @classmethod
     def create(
@@ -76,7 +76,7 @@ class Views:
 
         Args:
             settings: Options of the augmentation.
-            size: Side of the views in pixels. 0: the size of the images.
+            size: Side of the views in pixels. 0 for the size of the images.
             preprocessing: Normalizes the views.
             compiled: Whether to compile the augmentation.
 
@@ -96,7 +96,7 @@ class Views:
         return self.preprocessing.normalize(views)
 
     def _own(self, images: Tensor) -> CosPlaceAugmentation:
-        """Return the augmentation to the size of the training images; 0 is the size that they have."""
+        """Return the augmentation with a fixed size: size 0 is replaced by the size of the images."""
         if self.augmentation.size:
             return self.augmentation
         return replace(self.augmentation, size=(images.shape[2], images.shape[3]))
@@ -107,7 +107,8 @@ class Views:
 
 
 def _unchanged(own: CosPlaceAugmentation, images: Tensor) -> bool:
-    """Return whether augmentation would not change the images: no colour, no crop, no new size."""
+    """Return whether the augmentation leaves images unchanged: it has no colour change, no crop and no new
+    size."""
     color = own.brightness or own.contrast or own.saturation or own.hue
     size = (own.size, own.size) if isinstance(own.size, int) else own.size
     return not color and own.scale == (1.0, 1.0) and tuple(images.shape[2:]) == size
@@ -122,9 +123,9 @@ class TrainingSet:
     positions: NDArray[np.float64]
     """Positions in metres, N×2. NaN if unknown."""
     heading: NDArray[np.floating] | None = None
-    """Headings in degrees, N. Default: unknown."""
+    """Headings in degrees (N). Default: unknown."""
     place: NDArray[np.int64] | None = None
-    """Place labels, N; below 0 if unknown. Default: unknown."""
+    """Place labels (N); below 0 if unknown. Default: unknown."""
     name: str = ""
     """Name of the dataset."""
 
@@ -138,7 +139,7 @@ class TrainingSet:
 
     @cached_property
     def by_name(self) -> NDArray[np.int64]:
-        """Rows in the order of the paths of the images; images in memory keep their order."""
+        """Rows of the images, sorted by path; images in memory keep their order."""
         if not all(isinstance(image, str | os.PathLike) for image in self.images):
             return np.arange(len(self.images))
         names = [Path(str(image)).as_posix() for image in self.images]
@@ -156,7 +157,7 @@ class TrainingSet:
     def from_table(cls, table: PlaceImages) -> TrainingSet:
         """Return all images of a table, queries and references."""
         if not len(table):
-            raise KappaPlaceError("The training table is empty.")
+            raise KappaPlaceError("The training table is empty. Pass a table with images.")
         return cls(table.image_paths(), table.positions, table.heading, table.place, table.name)
 
 
@@ -193,9 +194,9 @@ def fingerprint_images(images: Images, times: bool) -> bytes:
 
 
 def _checksums(images: Tensor) -> Tensor:
-    """Return one number per image, computed on their device: gigabytes on a GPU are not copied."""
+    """Return one number per image, computed on the device of the images to avoid a copy of gigabytes."""
     flat = images.reshape(len(images), -1)
     words = nn.functional.pad(flat, (0, -flat.shape[1] % 8)).view(torch.int64)
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-(2**62), 2**62, (words.shape[1],), generator=generator).to(images.device)
-    return (words * (2 * weights + 1)).sum(1)  # odd weights: every changed bit changes the sum
+    return (words * (2 * weights + 1)).sum(1)  # weights are odd, so that every changed bit changes the sum

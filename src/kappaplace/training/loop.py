@@ -1,4 +1,4 @@
-"""The training loop: steps, validation, early stopping, logs, and states on disk from which a run resumes."""
+"""The training loop: steps, validation, early stopping, logs, and states from which a run resumes."""
 
 from __future__ import annotations
 
@@ -20,29 +20,35 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
 from kappaplace.models.checkpoint import ModelCard, TrainableModel, save_model
 from kappaplace.progress import track
-from kappaplace.training.early_stopping import HIGHER_IS_BETTER, EarlyStopping
 from kappaplace.training.settings import Settings
 from kappaplace.training.steps import Steps, Work
-from kappaplace.training.validation import Validator, flawed, warnings_of, watched
+from kappaplace.training.validation import (
+    HIGHER_IS_BETTER,
+    EarlyStopping,
+    Validator,
+    flawed,
+    warnings_of,
+    watched,
+)
 
 FILE = "training.pt"
 FORMAT = 1
 State: TypeAlias = dict[str, Any]
-"""State that a run resumes from: tensors, plain values, and dictionaries and lists of them."""
+"""State that a run resumes from: tensors and plain values in dictionaries and lists."""
 StepRow: TypeAlias = dict[str, float]
 EpochRow: TypeAlias = dict[str, float | str]
-"""One epoch: its number, losses, validation metrics, seconds, and the name of the watched metric."""
+"""Row of one epoch: number, losses, validation metrics, seconds, and the name of the watched metric."""
 
 
 def save_state(folder: Path, state: State) -> None:
     """Write a state; if the process is killed, the previous state remains."""
-    content = BytesIO()  # in memory first: torch's own writer ends the process if the disk is full
+    content = BytesIO()  # in memory first, because torch's own writer ends the process if the disk is full
     torch.save({"format": FORMAT, **state}, content)
     write_file(folder / FILE, content.getvalue())
 
 
 def load_state(folder: Path) -> State | None:
-    """Return the last complete state, or None if there is none. Only tensors and plain values are read."""
+    """Return the last complete state; None if there is none. Only tensors and plain values are read."""
     file = folder / FILE
     if not file.is_file():
         return None
@@ -62,7 +68,7 @@ def load_state(folder: Path) -> State | None:
 
 
 def rng_state() -> dict[str, Tensor]:
-    """Return the state of torch's random numbers, which dropout uses; nothing else depends on it."""
+    """Return the state of torch's random numbers, which only dropout depends on."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -88,7 +94,7 @@ class RunLog:
         self.epochs: list[EpochRow] = []
 
     def write(self) -> None:
-        """Write both files; they are written as a whole, because rows can have new columns."""
+        """Write both files as a whole, because rows can have new columns."""
         if self.steps:
             write_file(self.folder / STEPS, as_csv(self.steps), sync=False)
         if self.epochs:
@@ -96,7 +102,7 @@ class RunLog:
 
 
 def as_csv(rows: Sequence[Mapping[str, float | str]]) -> str:
-    """Return rows as CSV with the columns of all of them, numbers with six digits."""
+    """Return rows as CSV, with the columns of all rows and six digits per number."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -122,14 +128,14 @@ def epoch_line(row: Mapping[str, float | str], epochs: int) -> str:
     return "  ".join([*parts, f"({row['seconds']:.0f} s)"])
 
 
-LOG_EVERY = 50  # steps between transfers of the losses, each of which waits for the device
-STATE_SECONDS = 10.0  # longest time without a state at the end of an epoch, even if epochs take less
-FIRST_LOOK = 256  # images from which κ's starting value is computed
+LOG_EVERY = 50  # steps between transfers of the losses, because each transfer waits for the device
+STATE_SECONDS = 10.0  # seconds between states at the ends of epochs, if epochs take less
+FIRST_LOOK = 256  # images from which the first value of κ is computed
 
 
 @dataclass
 class Loop:
-    """One run, from the parts that `Assembly` puts together."""
+    """A run, with the parts that `Assembly` puts together."""
 
     settings: Settings
     folder: Path
@@ -144,9 +150,9 @@ class Loop:
     start: str = ""
     """Fingerprint of the model before the run."""
     data: str = ""
-    """Fingerprint of the training set: a state resumes only with the same images."""
+    """Fingerprint of the training set; a run resumes only with the same images."""
     keep: Callable[[Path], None] = lambda folder: None
-    """Writes files that belong to a model (prototypes) to its folder."""
+    """Function that writes files that belong to a model, such as prototypes, to its folder."""
     say: Callable[[str], None] = lambda line: None
     chunk: int = LOG_EVERY
 
@@ -164,16 +170,16 @@ class Loop:
         return self.accelerator.is_main_process
 
     def fit(self) -> list[EpochRow]:
-        """Train to the end, from the last state if there is one, and return the rows of the epochs."""
+        """Train to the end, from the last state if there is one. Return the rows of the epochs."""
         if not self._resume():
             self._start()
         if self.finished:
             return self.log.epochs
-        self.model.eval()  # so that the first epoch also switches to the mode of training
+        self.model.eval()  # so that the first epoch switches to the training mode, too
         while self.epoch < self.settings.optimizer.epochs and not self.finished:
             self._train_epoch()
             self._end_epoch()
-        if self.validator is None and self.main:  # without validation the last model is the result
+        if self.validator is None and self.main:  # without validation, the last model is the result
             self._save_model(self.folder / "model", {})
         self.finished = True
         self._save_state()
@@ -183,7 +189,7 @@ class Loop:
         return self.log.epochs
 
     def verdict(self) -> list[str]:
-        """Return warnings about the result: no epoch was better than the start, or its score has flaws."""
+        """Return warnings about the result: no epoch was better than the start, or the score is flawed."""
         rows = [
             {name: value for name, value in row.items() if isinstance(value, int | float)}
             for row in self.log.epochs
@@ -259,7 +265,7 @@ class Loop:
             )
 
     def _check_weights(self) -> None:
-        """Check the weights before they are saved: a finite loss can have a gradient that is not."""
+        """Check the weights before they are saved, because a finite loss can have an infinite gradient."""
         if not all(bool(torch.isfinite(value).all()) for value in self._weights().values()):
             raise KappaPlaceError(
                 f"Weights became NaN or infinite in epoch {self.epoch + 1}. Lower optimizer.lr or check for "
@@ -268,7 +274,7 @@ class Loop:
 
     def _end_epoch(self) -> None:
         rows = [row for row in self.log.steps if row["epoch"] == self.epoch + 1]
-        steps = np.diff([0, *(row["step"] for row in rows)])  # number of steps that a row is the mean of
+        steps = np.diff([0, *(row["step"] for row in rows)])  # number of steps per row
         losses = {
             name: float(np.average([row[name] for row in rows], weights=steps))
             for name in rows[0]
@@ -303,7 +309,7 @@ class Loop:
         return values
 
     def _measure(self, validator: Validator) -> dict[str, float]:
-        """Return the metrics, the same in all processes, so that all of them make the same decisions."""
+        """Return the metrics, which are the same in all processes, so that they make the same decisions."""
         if self.accelerator.num_processes > 1:
             for buffer in self.model.buffers():  # each process has its own BatchNorm statistics
                 torch.distributed.broadcast(buffer, 0)
@@ -313,7 +319,7 @@ class Loop:
         return values[0]
 
     def _any_process(self, condition: bool) -> bool:
-        """Return whether the condition is met in any process: processes that wait must decide together."""
+        """Return whether the condition is met in any process, because all processes must decide alike."""
         flag = torch.tensor(float(condition), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, "sum"))
 
@@ -354,7 +360,7 @@ class Loop:
         self.accelerator.wait_for_everyone()
 
     def _gather_random(self) -> list[dict[str, Tensor]]:
-        """Return the random state of every process, because each has different dropout."""
+        """Return the random state of every process; dropout differs between processes."""
         if self.accelerator.num_processes == 1:
             return [rng_state()]
         states: list[dict[str, Tensor]] = [{}] * self.accelerator.num_processes
@@ -397,7 +403,8 @@ _NOT_LOSSES = ("epoch", "step", "images per second")
 
 
 def freeze_batchnorm(model: nn.Module) -> None:
-    """Put BatchNorm in evaluation mode: statistics do not change, and images do not depend on their batch."""
+    """Put BatchNorm in evaluation mode, in which statistics do not change and images do not affect each
+    other."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()

@@ -1,10 +1,9 @@
 """Losses and their anchors: classification, κ, Gaussian, STUN, multi-similarity and Bayesian triplets.
 
-- Multi-similarity loss and its pair miner (Wang et al., CVPR 2019), on whole B×B matrices. It is implemented
-  here so that no further package is required; tests compare it with pytorch-metric-learning.
-- Bayesian triplet loss (Warburg et al., ICCV 2021) for isotropic Gaussian descriptors, in closed form.
-  τ = ‖a − p‖² − ‖a − n‖² is a sum over many dimensions, hence nearly Gaussian; its mean and variance are
-  exact.
+- Multi-similarity loss and its pair miner (Wang et al., CVPR 2019), on whole B×B matrices. Tests compare it
+  with pytorch-metric-learning, which is not required.
+- Bayesian triplet loss (Warburg et al., ICCV 2021) for isotropic Gaussian descriptors, in closed form. τ = ‖a
+  − p‖² − ‖a − n‖² is a sum over many dimensions, hence nearly Gaussian; its mean and variance are exact.
 - Anchors are the directions that κ is measured against.
 """
 
@@ -20,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kappaplace import vmf
-from kappaplace.errors import KappaPlaceError
 
 SCALE, MARGIN = 30.0, 0.40
 
@@ -33,7 +31,7 @@ def large_margin_cosine_loss(
     Args:
         descriptors: Unit vectors, B×d.
         prototypes: Class prototypes of any length, C×d.
-        labels: Class of each descriptor, B.
+        labels: Class of each descriptor (B).
         scale: Scale of the cosines.
         margin: Value that is subtracted from the cosine of the correct class.
 
@@ -50,25 +48,21 @@ Likelihood = Callable[[Tensor, Tensor, int], Tensor]
 
 @cache
 def compiled_nll() -> Likelihood:
-    """Return `vmf.nll`, compiled to one kernel per direction instead of about fifty."""
+    """Return `vmf.nll`, compiled to one forward and one backward kernel instead of about fifty."""
     return torch.compile(vmf.nll)
 
 
 def vmf_loss(
-    descriptors: Tensor,
-    anchors: Tensor,
-    kappa: Tensor,
-    dim: int | None = None,
-    nll: Likelihood = vmf.nll,
+    descriptors: Tensor, anchors: Tensor, kappa: Tensor, dim: int | None = None, nll: Likelihood = vmf.nll
 ) -> Tensor:
     """Return the mean negative log-likelihood of descriptors under vMF(anchor, κ), up to a constant.
 
     Args:
         descriptors: Unit vectors, B×d.
         anchors: Unit vectors, B×d.
-        kappa: Concentration of each descriptor, B.
+        kappa: Concentration of each descriptor (B).
         dim: Dimension of the distribution. Default: d. The authors' released code uses 256 for 512-d
-            descriptors, which scales every κ by 127.5/255.5; pass 256 to reproduce it.
+            descriptors, which scales every κ by 127.5/255.5.
         nll: Function that computes the likelihood.
 
     Returns:
@@ -91,11 +85,6 @@ def gaussian_nll(descriptors: Tensor, anchors: Tensor, variance: Tensor) -> Tens
     Returns:
         The mean loss, a scalar.
     """
-    if variance.shape not in (descriptors.shape[:1], descriptors.shape):
-        raise KappaPlaceError(
-            f"The Gaussian loss needs a variance for each image or dimension, got {tuple(variance.shape)} "
-            f"for descriptors {tuple(descriptors.shape)}."
-        )
     variance = variance.view(len(descriptors), -1)
     error = descriptors.shape[1] * (descriptors - anchors).square()
     return 0.5 * (torch.log(variance) + error / variance).mean()
@@ -113,11 +102,6 @@ def stun_loss(student: Tensor, teacher: Tensor, s: Tensor, squared: bool = False
     Returns:
         The mean loss, a scalar.
     """
-    if not student.shape == teacher.shape == s.shape:
-        raise KappaPlaceError(
-            f"student, teacher and s must have the same shape, got {tuple(student.shape)}, "
-            f"{tuple(teacher.shape)} and {tuple(s.shape)}."
-        )
     gap = torch.linalg.vector_norm(teacher - student, dim=1, keepdim=True)
     return ((gap.square() if squared else gap) * torch.exp(-s) + s).mean()
 
@@ -126,36 +110,35 @@ ALPHA, BETA, BASE, EPSILON = 2.0, 50.0, 0.5, 0.1
 
 
 class Pairs(NamedTuple):
-    """The pairs of a batch that a loss uses; rows are anchors."""
+    """Pairs of a batch that a loss uses. Rows are anchors."""
 
     positive: Tensor
-    """B×B, bool: two different images of the same place."""
+    """Pairs of different images of the same place, B×B, bool."""
     negative: Tensor
-    """B×B, bool: images of different places."""
+    """Pairs of images of different places, B×B, bool."""
 
 
 def all_pairs(places: Tensor) -> Pairs:
-    """Return all positive and negative pairs of a batch with place numbers B."""
+    """Return all positive and negative pairs of a batch, from the place of each image (B)."""
     same = places[:, None] == places[None, :]
     return Pairs(same & ~torch.eye(len(places), dtype=torch.bool, device=places.device), ~same)
 
 
 def multi_similarity_pairs(descriptors: Tensor, places: Tensor, epsilon: float = EPSILON) -> Pairs:
-    """Return the informative pairs: a change by ``epsilon`` would put them behind the hardest opposite pair.
+    """Return the informative pairs: those within ``epsilon`` of the hardest opposite pair.
 
-    A positive is used if its cosine is less than ε above that of the anchor's nearest negative, a negative if
-    its cosine is less than ε below that of the anchor's farthest positive.
+    A positive is used if its cosine is less than ε above that of the nearest negative. A negative is used if
+    its cosine is less than ε below that of the farthest positive.
 
     Args:
         descriptors: Unit vectors, B×d.
-        places: Place of each descriptor, B.
+        places: Place of each descriptor (B).
         epsilon: The margin ε.
 
     Returns:
         Masks of the informative pairs.
     """
-    _check(descriptors, places)
-    with torch.no_grad():  # a selection has no gradient
+    with torch.no_grad():  # the selection of pairs has no gradient
         cosines = descriptors @ descriptors.T
         positive, negative = all_pairs(places)
         nearest = cosines.masked_fill(~negative, -math.inf).amax(1, keepdim=True)
@@ -177,7 +160,7 @@ def multi_similarity_loss(
 
     Args:
         descriptors: Unit vectors, B×d.
-        places: Place of each descriptor, B.
+        places: Place of each descriptor (B).
         pairs: Pairs to use. Default: all.
         alpha: Weight α of positives.
         beta: Weight β of negatives.
@@ -186,7 +169,6 @@ def multi_similarity_loss(
     Returns:
         The mean loss, a scalar.
     """
-    _check(descriptors, places)
     positive, negative = all_pairs(places) if pairs is None else pairs
     cosines = descriptors @ descriptors.T
     pull = _log_one_plus_sum(alpha * (base - cosines), positive) / alpha
@@ -195,17 +177,10 @@ def multi_similarity_loss(
 
 
 def _log_one_plus_sum(exponents: Tensor, mask: Tensor) -> Tensor:
-    """Return log(1 + Σ exp(x)) over the masked entries of a row; 0 with a zero gradient without any."""
+    """Return log(1 + Σ exp(x)) over the masked entries of each row. Without entries it is 0, with a zero
+    gradient."""
     masked = exponents.masked_fill(~mask, -math.inf)
     return torch.cat([torch.zeros_like(masked[:, :1]), masked], dim=1).logsumexp(1)
-
-
-def _check(descriptors: Tensor, places: Tensor) -> None:
-    if descriptors.ndim != 2 or len(descriptors) == 0 or places.shape != descriptors.shape[:1]:
-        raise KappaPlaceError(
-            f"The loss needs descriptors B×d and one place for each, got {tuple(descriptors.shape)} and "
-            f"{tuple(places.shape)}."
-        )
 
 
 def triplet_moments(
@@ -218,11 +193,11 @@ def triplet_moments(
         E τ = D_ap − D_an + d(σp² − σn²)
         Var τ = 2d(σp²(σp² + 2σa²) + σn²(σn² + 2σa²)) + 4(D_ap σp² + D_an σn² + D_pn σa²).
 
-    No term of the variance is negative, so nothing cancels. Only B×B distances are needed.
+    No term of the variance is negative, so no digits are lost. Only B×B distances are needed.
 
     Args:
         descriptors: Means, B×d.
-        variance: Variance of every dimension, B.
+        variance: Variance of every dimension (B).
         triplets: Rows of anchors, positives and negatives, T each.
 
     Returns:
@@ -251,23 +226,18 @@ def bayesian_triplet_loss(
 ) -> Tensor:
     """Return the mean of −log P(τ < −margin) over all triplets, plus the weighted divergence from the prior.
 
-    For a batch without a triplet it is 0, which can still be backpropagated.
+    Without a triplet it is 0, which can still be backpropagated.
 
     Args:
         descriptors: Unit vectors, B×d.
-        variance: Variance of each descriptor, B; positive.
-        places: Place of each descriptor, B.
+        variance: Variance of each descriptor (B); positive.
+        places: Place of each descriptor (B).
         margin: Margin of the triplets.
         kl_weight: Weight of the divergence.
 
     Returns:
         The mean loss, a scalar.
     """
-    if descriptors.ndim != 2 or not variance.shape == places.shape == descriptors.shape[:1]:
-        raise KappaPlaceError(
-            "The loss needs descriptors B×d, and a variance and a place for each, got "
-            f"{tuple(descriptors.shape)}, {tuple(variance.shape)} and {tuple(places.shape)}."
-        )
     positive, negative = all_pairs(places)
     a, p, n = torch.nonzero(positive[:, :, None] & negative[:, None, :], as_tuple=True)
     if not len(a):
@@ -279,7 +249,7 @@ def bayesian_triplet_loss(
 
 
 def class_anchors(prototypes: Tensor, labels: Tensor) -> Tensor:
-    """Return the normalized prototype of the class of each image: C×d and B → B×d."""
+    """Return the normalized prototype of the class of each image, B×d, from prototypes C×d and labels B."""
     return F.normalize(prototypes, dim=1)[labels]
 
 
@@ -288,24 +258,24 @@ def batch_centroids(descriptors: Tensor, places: Tensor) -> tuple[Tensor, Tensor
 
     Args:
         descriptors: Unit vectors, B×d.
-        places: Place of each descriptor, B.
+        places: Place of each descriptor (B).
 
     Returns:
-        Anchors B×d, and a mask B of images that have a positive; the anchors of other images are zero.
+        Anchors B×d, and a mask of images that have a positive (B). Anchors of other images are zero.
     """
     same = all_pairs(places).positive
     return F.normalize(same.to(descriptors.dtype) @ descriptors, dim=1), same.any(1)
 
 
 class FixedAnchors(nn.Module):
-    """One fixed direction per image: a prototype, a centroid or the descriptor of the unchanged image.
+    """Fixed directions, one per image: prototypes, centroids or descriptors of unchanged images.
 
     A centroid of few descriptors is close to each of them, which would overestimate κ. With ``leave_one_out``
     the matrix therefore contains sums, and the descriptor of each view is subtracted.
 
     Args:
         matrix: Anchors, M×d.
-        index: Row of the anchor of every image, N. −1: none.
+        index: Row of the anchor of every image (N); −1 if it has none.
         leave_one_out: Whether the matrix contains sums of descriptors.
     """
 

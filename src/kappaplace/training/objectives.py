@@ -35,9 +35,9 @@ class Step(NamedTuple):
     spread: Tensor | None
     """Output of the head: κ or σ² of shape B, STUN's s of shape B×d. None without a head."""
     rows: Tensor
-    """Image rows, B."""
+    """Image rows (B)."""
     labels: Tensor
-    """Place of each image within the group, B."""
+    """Place of each image within the group (B)."""
     group: int
     """Number of the group."""
     images: Tensor | None = None
@@ -48,10 +48,10 @@ Losses = dict[str, Tensor]
 
 
 class Objective(nn.Module):
-    """Base class: returns the loss to minimize as "loss", and its parts for the log."""
+    """Base class of objectives, which return the loss to minimize as "loss", and its parts for the log."""
 
     has_anchors = True
-    """Whether the best constant output of the head depends on the cosine of descriptors and anchors."""
+    """Whether the best constant output of the head depends on the cosines of descriptors and anchors."""
 
     def forward(self, step: Step) -> Losses:
         """Return the losses of one batch by name."""
@@ -62,7 +62,7 @@ class Objective(nn.Module):
         return []
 
     def cosine(self, step: Step) -> Tensor:
-        """Return the cosine of descriptors and their anchors, for objectives that have anchors."""
+        """Return the cosine of each descriptor and its anchor; zeros without anchors."""
         return torch.zeros(len(step.descriptor), device=step.descriptor.device)
 
     def best_constant(self, cosine: float, dim: int) -> float:
@@ -142,7 +142,7 @@ def _xavier_uniform(size: int, dim: int, generator: torch.Generator) -> nn.Param
 
 
 class ToAnchors(Objective):
-    """Post-training: the likelihood of frozen descriptors around fixed anchors, vMF or Gaussian.
+    """Post-training: the likelihood (vMF or Gaussian) of frozen descriptors around fixed anchors.
 
     Args:
         anchors: The anchors.
@@ -170,7 +170,7 @@ class ToAnchors(Objective):
         return _cosine(step.descriptor, self.anchors(step.rows, step.descriptor))
 
     def best_constant(self, cosine: float, dim: int) -> float:
-        # For the Gaussian, the mean squared distance per dimension, with both sides scaled by √d.
+        # For the Gaussian, it is the mean squared distance per dimension, with vectors scaled by √d.
         return max(2 - 2 * cosine, 1e-4) if self.gaussian else super().best_constant(cosine, dim)
 
 
@@ -205,7 +205,8 @@ class Contrastive(Objective):
             anchors, has_positive = batch_centroids(descriptors, places)
             dim = self.settings.vmf_dim or descriptors.shape[1]
             each = vmf.nll(_cosine(descriptors, anchors), self.gather(_spread(step)), dim)
-            # Weighted, not selected: shapes that depend on the data would wait for the device.
+            # Weighted instead of selected, because a shape that depends on the data would wait for the
+            # device.
             losses["vmf"] = (each * has_positive).sum() / has_positive.sum().clamp(min=1)
         weights = {"similarity": 1.0, "vmf": self.weight}
         return {"loss": sum(weights[name] * value for name, value in losses.items()), **losses}  # type: ignore[dict-item]
@@ -242,7 +243,7 @@ class BayesianTriplet(Objective):
 
 
 class Distillation(Objective):
-    """STUN: a student that learns the descriptors of its teacher, and the distance to them.
+    """Distillation (STUN): a student learns the descriptors of its teacher, and its distance to them.
 
     Args:
         teacher: The teacher.
@@ -251,7 +252,7 @@ class Distillation(Objective):
 
     def __init__(self, teacher: nn.Module, settings: LossSettings) -> None:
         super().__init__()
-        # In a list, so that it is not trained, wrapped or saved with every state.
+        # In a list, so that the teacher is not trained, wrapped or saved with every state.
         self._teacher = [teacher.eval().requires_grad_(False)]
         self.settings = settings
 
@@ -276,7 +277,7 @@ def _spread(step: Step) -> Tensor:
 
 
 def gather_batch(part: Tensor) -> Tensor:
-    """Concatenate the parts of a batch from all processes; gradients flow back to each part."""
+    """Concatenate the parts of a batch from all processes. Gradients flow back to each part."""
     if not torch.distributed.is_initialized():
         return part
     if not part.requires_grad:

@@ -1,4 +1,4 @@
-"""One optimizer for the model and one for the prototypes of each group, with the same schedule."""
+"""Optimizers: one for the model and one for the prototypes of each group, with the same schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from kappaplace.training.settings import OptimizerSettings
 
 
 def warm_cosine(step: int, steps: int) -> float:
-    """Return the factor of the learning rate: up over the first tenth, then down to zero on a cosine."""
+    """Return the factor of the learning rate: it rises over the first tenth, and falls to zero on a
+    cosine."""
     warm = max(1, steps // 10)
     if step < warm:
         return (step + 1) / warm
@@ -24,7 +25,8 @@ HALVING_EPOCHS = 5
 
 
 class Optimizers:
-    """AdamW for all weights. Learning rates are a function of the step and are not part of the state.
+    """Optimizers of a run: AdamW for all weights. Learning rates depend on the step and are not part of the
+    state.
 
     Args:
         model: The model.
@@ -84,7 +86,7 @@ class Optimizers:
 
         Args:
             group: Number of the group.
-            scaler: Scaler of the loss. If a gradient is infinite, it skips the step and lowers its scale.
+            scaler: Scaler of the loss. It skips the step and lowers its scale if a gradient is infinite.
         """
         self.set_rates()
         for optimizer in (self.model, self.groups.get(group)):

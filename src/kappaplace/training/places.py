@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kappaplace.checks import within
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.training.settings import ClassSettings
@@ -24,7 +25,7 @@ class PlaceGroup:
     classes: Ints
     """Class of each label, ascending."""
     offsets: Ints
-    """`images[offsets[k]:offsets[k + 1]]` are the image rows of label k."""
+    """Start of each label: `images[offsets[k]:offsets[k + 1]]` are the image rows of label k."""
     images: Ints
     """Image rows, label after label."""
     class_of_image: Ints
@@ -39,7 +40,7 @@ class PlaceGroup:
         return np.diff(self.offsets)
 
     def labels(self, rows: ArrayLike) -> Ints:
-        """Return the label of each image row; rows outside the group raise an error."""
+        """Return the label of each image row; raise an error for rows outside the group."""
         classes = self.class_of_image[np.asarray(rows, np.int64)]
         labels = np.searchsorted(self.classes, classes)
         if not (len(self) and np.array_equal(self.classes[np.minimum(labels, len(self) - 1)], classes)):
@@ -52,15 +53,15 @@ class PlaceClasses:
     """Classes of images that show the same place, in groups that one classifier can distinguish."""
 
     class_of_image: Ints
-    """Class of each image, N; −1 where the pose is unknown or the class too small."""
+    """Class of each image (N); −1 if the pose is unknown or the class too small."""
     cells: Ints
-    """(east, north, heading) cell index of each class, C×3, in lexicographic order."""
+    """Cell of each class: index of east, north and heading, C×3, in lexicographic order."""
     group_of_class: Ints
     """Group of each class, C, in [0, n_groups)."""
     n_groups: int
     """Number of groups; some can be empty."""
     offsets: Ints
-    """`images[offsets[c]:offsets[c + 1]]` are the image rows of class c, ascending."""
+    """Start of each class: `images[offsets[c]:offsets[c + 1]]` are the image rows of class c, ascending."""
     images: Ints
     """Image rows, class after class."""
 
@@ -74,7 +75,7 @@ class PlaceClasses:
 
     @property
     def group_sizes(self) -> Ints:
-        """Classes per group: small regions leave some groups empty."""
+        """Number of classes per group, 0 for an empty group."""
         return np.bincount(self.group_of_class, minlength=self.n_groups)
 
     def images_of(self, place_class: int) -> Ints:
@@ -83,8 +84,7 @@ class PlaceClasses:
 
     def group(self, i: int) -> PlaceGroup:
         """Return the classes of group i, with labels for its classifier."""
-        if not 0 <= i < self.n_groups:
-            raise KappaPlaceError(f"The group must be between 0 and {self.n_groups - 1}, got {i}.")
+        within(i, "group", 0, self.n_groups - 1)
         return self.select(np.flatnonzero(self.group_of_class == i))
 
     def all(self) -> PlaceGroup:
@@ -102,7 +102,7 @@ class PlaceClasses:
         """
         counts = self.counts[classes]
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        # Positions in `images`: within each class a run that starts at its own offset.
+        # Positions in `images`: one run per class, which starts at the offset of the class.
         shift = np.repeat(self.offsets[classes] - offsets[:-1], counts)
         return PlaceGroup(classes, offsets, self.images[np.arange(offsets[-1]) + shift], self.class_of_image)
 
@@ -116,16 +116,16 @@ def assign_classes(
     groups_per_heading: int = 2,
     min_images: int = 10,
 ) -> PlaceClasses:
-    """Assign images to classes of ground cell and heading, and classes to groups.
+    """Assign images to classes by ground cell and heading, and classes to groups.
 
-    The group is the cell index modulo N per axis, and modulo L in heading, so two classes of the same group
-    are at least N cells or L headings apart. If `angle` does not divide 360, the last sector is narrower. If
-    L does not divide the number of sectors, the last sectors (the remainder) have separate heading groups:
-    with a plain modulo they would be next to sector 0 across north.
+    The group is the cell index modulo N per axis, and modulo L in heading. Two classes of a group are
+    therefore at least N cells or L headings apart. If `angle` does not divide 360, the last sector is
+    narrower. If L does not divide the number of sectors, the remaining sectors have separate heading groups,
+    because they are next to sector 0.
 
     Args:
         positions: East and north in metres, N×2.
-        heading: Heading in degrees, N, of any turn. Default: a cell is one class.
+        heading: Heading in degrees (N); any multiple of 360 may be added. Default: headings are ignored.
         cell: Side of a cell in metres.
         angle: Width of a heading sector in degrees.
         groups_per_axis: Number of groups N along each axis.
@@ -163,7 +163,7 @@ def classes_of_places(place: ArrayLike, min_images: int = 10) -> PlaceClasses:
     """Return classes from place labels, all in one group, because labels do not contain distances.
 
     Args:
-        place: Label of each image, N; below 0 if it has none.
+        place: Label of each image (N); below 0 if it has none.
         min_images: Minimum number of images per class.
 
     Returns:
@@ -186,22 +186,20 @@ def _check(cell: float, angle: float, per_axis: int, per_heading: int) -> None:
         raise KappaPlaceError(
             f"cell must be above 0 and angle must be in (0, 360], got {cell} m and {angle}°."
         )
-    if per_axis < 1 or per_heading < 1:
-        raise KappaPlaceError(
-            f"Groups per axis and per heading must be at least 1, got {per_axis} and {per_heading}."
-        )
+    within(per_axis, "groups_per_axis", 1)
+    within(per_heading, "groups_per_heading", 1)
 
 
 def _sector(degrees: NDArray[np.float64], angle: float, sectors: int) -> Ints:
     turned = np.mod(degrees, 360.0)
-    turned[turned == 360.0] = 0.0  # the modulo of a tiny negative heading rounds up to 360
+    turned[turned == 360.0] = 0.0  # the remainder of a tiny negative heading rounds up to 360
     return np.minimum(np.floor(turned / angle).astype(np.int64), sectors - 1)
 
 
 def _unique_cells(index: Ints) -> tuple[Ints, Ints]:
     """Return the cell number of each row, and the cells in lexicographic order, by sorting integers."""
     values, ranks = zip(*(np.unique(column, return_inverse=True) for column in index.T), strict=True)
-    # Ranks instead of indices: their product fits into 64 bits for any distance between places.
+    # Ranks instead of indices, because their product fits into 64 bits for any distance between places.
     key = (ranks[0] * len(values[1]) + ranks[1]) * len(values[2]) + ranks[2]
     first, number = np.unique(key, return_index=True, return_inverse=True)[1:]
     return number, index[first]
@@ -215,7 +213,7 @@ def _build(
     per_axis: int = 1,
     per_heading: int = 1,
 ) -> PlaceClasses:
-    """Return classes and groups from the number of each image's cell (−1: none)."""
+    """Return classes and groups, from the cell number of each image (−1 for none)."""
     used = number_of_image >= 0
     large = np.bincount(number_of_image[used], minlength=len(cells)) >= min_images
     class_of_cell = np.where(large, np.cumsum(large) - 1, -1)
@@ -226,7 +224,7 @@ def _build(
     images = order[np.count_nonzero(class_of_image < 0) :]
     counts = np.bincount(class_of_image[images], minlength=len(cells))
     heading_group, n_heading_groups = heading_groups(cells[:, 2], sectors, per_heading)
-    east, north = np.mod(cells[:, :2], per_axis).T  # never negative, also west and south of the origin
+    east, north = np.mod(cells[:, :2], per_axis).T  # not negative, even west and south of the origin
     return PlaceClasses(
         class_of_image=class_of_image,
         cells=cells,
@@ -240,7 +238,7 @@ def _build(
 def heading_groups(sector: ArrayLike, sectors: int, per_heading: int) -> tuple[Ints, int]:
     """Return the heading group of each sector, and the number of heading groups.
 
-    The group is the sector modulo L; the remainder at the end has separate groups.
+    The group is the sector modulo L. The remaining sectors at the end have separate groups.
 
     Args:
         sector: The sectors.
@@ -265,13 +263,13 @@ def heading_groups(sector: ArrayLike, sectors: int, per_heading: int) -> tuple[I
 def cosplace_order(positions: ArrayLike, heading: ArrayLike, settings: ClassSettings) -> list[Ints]:
     """Return the cells of each group in the order in which CosPlace's code numbers its classes.
 
-    That code appends a group when it meets the first of its images, and numbers the classes of a group in the
-    order of a Python set of (east, north, heading) in metres and degrees. The order of a set of whole numbers
-    depends only on these numbers and on the order of insertion, so it is the same in every process.
+    That code appends a group at its first image. It numbers the classes of a group in the order of a Python
+    set of (east, north, heading) in metres and degrees. The order of a set of whole numbers depends only on
+    these numbers and their insertion, so all processes have the same order.
 
     Args:
         positions: East and north in metres, N×2, in the order of the image names.
-        heading: Headings in degrees, N.
+        heading: Headings in degrees (N).
         settings: Options of the classes.
 
     Returns:
@@ -292,18 +290,20 @@ def cosplace_order(positions: ArrayLike, heading: ArrayLike, settings: ClassSett
 
 
 def cells_of_classes(classes: Iterable[tuple[int, ...]], settings: ClassSettings) -> Ints:
-    """Return the cell indices of classes that CosPlace's code names by the corners of their cells."""
+    """Return the cell indices of classes, which CosPlace's code stores as the corners of their cells."""
     side = np.array([settings.cell, settings.cell, settings.angle])
     return np.rint(np.array(list(classes), np.float64).reshape(-1, 3) / side).astype(np.int64)
 
 
-BLOCK = 5  # cells per side of a block that is held out: images of neighboring cells show the same objects
-_HOLD_OUT = 0x5EED  # not the seed of the run: every run must hold out the same places
+BLOCK = (
+    5  # cells per side of a block that is held out, because images of neighboring cells show the same objects
+)
+_HOLD_OUT = 0x5EED  # not the seed of the run, because every run must hold out the same places
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Classes of images, and the classes that the run uses."""
+    """Classes of images, and the selection of classes that the run uses."""
 
     classes: PlaceClasses
     """Classes with images, including those that the run does not use."""
@@ -316,9 +316,9 @@ class Places:
         """Return groups of classes that are never neighbors.
 
         Args:
-            count: Number of groups. 0: all.
-            images: Images in the order in which their groups are chosen and take turns. Default: the largest
-                groups are chosen.
+            count: Number of groups. 0 for all.
+            images: Images in an order: groups are used in the order of their first images. Default: the
+                largest groups.
 
         Returns:
             The groups, which take turns.
@@ -352,12 +352,12 @@ class Places:
 def find_places(
     positions: ArrayLike, heading: ArrayLike | None, place: ArrayLike | None, settings: ClassSettings
 ) -> Places:
-    """Return classes by pose or by label.
+    """Return the classes of images, by pose or by label.
 
     Args:
         positions: East and north in metres, N×2. NaN if unknown.
-        heading: Headings in degrees, N, or None.
-        place: Place labels, N, below 0 if unknown; or None.
+        heading: Headings in degrees (N); None if unknown.
+        place: Place labels, N, below 0 if unknown; None if there are none.
         settings: Options of the classes.
 
     Returns:
@@ -384,8 +384,8 @@ def find_places(
         classes = classes_of_places(labels, settings.min_images)
     else:
         raise KappaPlaceError(
-            "The images have neither positions nor place labels. Without them, only anchors.source=views or "
-            "clean can be used."
+            "The images have neither positions nor place labels. Set anchors.source to views or clean, which "
+            "need neither."
         )
     if not len(classes):
         raise KappaPlaceError(

@@ -1,4 +1,4 @@
-"""Class prototypes on disk with their cells, and fixed anchors from prototypes or stored features."""
+"""Class prototypes on disk, and fixed anchors from prototypes or stored features."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def prototype_anchors(
     dim: int,
     order: Sequence[NDArray[np.int64]] = (),
 ) -> FixedAnchors:
-    """Return anchors: for each image, the prototype of its class.
+    """Return the prototype of its class as the anchor of each image.
 
     Args:
         file: File of prototypes, or the authors' release.
@@ -71,7 +71,8 @@ def prototype_anchors(
         classes: All classes.
         grid: Size of the cells.
         dim: Dimension of the descriptors.
-        order: For the authors' release, the cells of the classes of each group in its order.
+        order: Cells of the classes of each group, in the order of the authors' release. Not used for other
+            files.
 
     Returns:
         One anchor per image that has a class in the group.
@@ -90,8 +91,8 @@ def prototype_anchors(
         matrix, cells = _from_release(file, order)
     if matrix.shape[1] != dim:
         raise KappaPlaceError(
-            f"The prototypes in {file} have {matrix.shape[1]} dimensions, the model's descriptors {dim}. "
-            "Use the prototypes of this model."
+            f"The prototypes in {file} have {matrix.shape[1]} dimensions, but descriptors of the model have "
+            f"{dim}. Use the prototypes of this model."
         )
     rows = {tuple(cell): row for row, cell in enumerate(cells.tolist())}
     anchors = np.array(
@@ -114,7 +115,7 @@ def restore_prototypes(
     classes: PlaceClasses,
     grid: ClassSettings,
 ) -> int:
-    """Replace new prototypes with stored ones, for classes that have one.
+    """Replace new prototypes with stored ones, for classes with a stored prototype.
 
     Args:
         file: File of prototypes.
@@ -151,7 +152,9 @@ def _read(file: Path, grid: ClassSettings) -> tuple[Tensor, Tensor]:
             stored = json.loads((content.metadata() or {})["grid"])
             matrix, cells = content.get_tensor("prototypes"), content.get_tensor("cells")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise KappaPlaceError(f"{file} is not a valid file of prototypes: {error}.") from None
+        raise KappaPlaceError(
+            f"{file} is not a valid file of prototypes ({error}). Save it again, or set anchors.prototypes."
+        ) from None
     if bool(stored) != bool(_grid(grid)):
         raise KappaPlaceError(
             f"The classifier in {file} was trained with places by {'pose' if stored else 'label'}, these are "
@@ -172,17 +175,19 @@ def is_release(file: Path) -> bool:
 
 
 def release_order(data: TrainingSet, settings: Settings) -> list[NDArray[np.int64]]:
-    """Return the cells of the classes of each group, in the order of the code of CosPlace and of the release.
+    """Return the cells of the classes of each group, in the order that CosPlace's code and the authors'
+    release use.
 
     Args:
         data: All training images.
-        settings: Options of the run; ``anchors.classes`` can be the file in which that code stores the order.
+        settings: Options of the run. ``anchors.classes`` can be the file in which CosPlace's code stores the
+            order.
 
     Returns:
         Cell indices of the classes of each group, C×3.
 
     Raises:
-        KappaPlaceError: If this file is not one of that code, or the images have no headings.
+        KappaPlaceError: If the file is not valid, or the images have no headings.
     """
     if settings.anchors.classes:
         content = read_tensors(settings.anchors.classes)
@@ -211,18 +216,18 @@ def _from_release(file: Path, order: Sequence[NDArray[np.int64]]) -> tuple[Tenso
 
 SAMPLE = 64
 FAR_ABOVE_CHANCE = 0.25
-"""Minimum hit rate for prototypes that belong to their classes, from 0 (chance) to 1 (always)."""
+"""Minimum hit rate of valid prototypes, on a scale from 0 (chance) to 1 (always)."""
 
 
 def check_prototypes(
     anchors: FixedAnchors, sizes: Sequence[int], describe: Callable[[NDArray[np.int64]], Tensor], file: Path
 ) -> float:
-    """Check on sampled images of each group that the prototype of their class is the most similar one.
+    """Check that the prototype of its class is the most similar one for sampled images of each group.
 
     Args:
         anchors: The anchors, group after group.
         sizes: Number of prototypes of each group.
-        describe: Returns the descriptors of image rows.
+        describe: Function that returns the descriptors of image rows.
         file: File of the prototypes.
 
     Returns:
@@ -242,9 +247,9 @@ def check_prototypes(
             rate, chance = sum(wins) / len(wins), 1 / size
             if rate < chance + FAR_ABOVE_CHANCE * (1 - chance):
                 raise KappaPlaceError(
-                    f"The prototypes in {file} do not belong to these places: in group {number}, only "
+                    f"The prototypes in {file} do not belong to these places. In group {number}, only "
                     f"{sum(wins)} of {len(wins)} images are most similar to their prototype (chance "
-                    f"{chance:.2g}). Use all its training images and its model, or set anchors.classes."
+                    f"{chance:.2g}); use all its training images and its model, or set anchors.classes."
                 )
             won += wins
         start += size
@@ -252,7 +257,7 @@ def check_prototypes(
 
 
 def place_anchors(store: FeatureStore, group: PlaceGroup, images: int) -> FixedAnchors:
-    """Return anchors: for each image, the centroid of all views of the other images of its place.
+    """Return the centroid of the other images of its place, in all views, as the anchor of each image.
 
     Args:
         store: Features of the images.
@@ -273,22 +278,22 @@ def place_anchors(store: FeatureStore, group: PlaceGroup, images: int) -> FixedA
     own = _sums(store)
     labels = torch.from_numpy(group.labels(store.rows))
     whole = torch.zeros(len(group), own.shape[1]).index_add_(0, labels, own)
+    # In place: a second matrix of millions of images does not fit into memory.
     for part, of in zip(own.split(FLUSH_EVERY), labels.split(FLUSH_EVERY), strict=True):
-        part.neg_().add_(
-            whole[of]
-        )  # in place: a second matrix of millions of images does not fit into memory
+        part.neg_().add_(whole[of])
     return FixedAnchors(own, _position(store, images))
 
 
 def view_anchors(store: FeatureStore, images: int) -> FixedAnchors:
-    """Return anchors: for each view of an image, the centroid of its other views. They need no labels."""
+    """Return the centroid of the other views as the anchor of each view of an image, which needs no
+    labels."""
     if len(_augmented(store)) < 2:
         raise KappaPlaceError("Anchors from views need at least two views. Set anchors.views to 2 or more.")
     return FixedAnchors(_sums(store), _position(store, images), leave_one_out=True)
 
 
 def clean_anchors(store: FeatureStore, images: int) -> FixedAnchors:
-    """Return anchors: for each view of an image, the descriptor of the unchanged image."""
+    """Return the descriptor of the unchanged image as the anchor of each view."""
     matrix = torch.cat([block for _, block in store.descriptors_of(CLEAN)])
     return FixedAnchors(matrix, _position(store, images))
 

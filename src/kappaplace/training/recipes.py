@@ -1,4 +1,4 @@
-"""Recipes by name: what is frozen, the head, the places, the objective, and the paper's options."""
+"""Recipes by name: head, places, objective, frozen parts, and the options of the paper."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from kappaplace.checks import choice
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.heads import DropoutHead, Head, HeadName, build_head
@@ -74,20 +75,20 @@ class Parts:
     device: torch.device
     """Device of the model."""
     describe: Callable[[NDArray[np.int64]], Tensor]
-    """Returns the descriptors of unchanged images from the frozen encoder."""
+    """Function that returns the descriptors of unchanged images from the frozen encoder."""
     extract: Callable[[], FeatureStore]
-    """Returns the features of the frozen encoder, computed at the first call."""
+    """Function that returns the features of the frozen encoder, computed at the first call."""
     say: Say
-    """Prints a line."""
+    """Function that prints a line."""
 
     @property
     def grid(self) -> ClassSettings:
-        """The options of the classes, with "auto" replaced by what was used."""
+        """Options of the classes, in which "auto" is replaced by the kind that was used."""
         return replace(self.settings.classes, by=self.places.by)
 
 
 def place_groups(settings: Settings, data: TrainingSet) -> Groups:
-    """Return groups of places that are never neighbors; the objective compares places of one group."""
+    """Return groups of places that are never neighbors. The objective compares places of the same group."""
     places = _find_places(settings, data)
     return places, _groups(places, settings, data)
 
@@ -115,7 +116,7 @@ def _each_image(settings: Settings, data: TrainingSet) -> Groups:
 
 def _classifier_places(settings: Settings, data: TrainingSet) -> Groups:
     places, file = _find_places(settings, data), _prototype_file(settings)
-    if is_release(file):  # it has the first groups only
+    if is_release(file):  # the release has only the first groups
         order = release_order(data, settings)[: len(read_prototypes(file))]
         stored = {tuple(cell) for group in order for cell in group.tolist()}
         present = [tuple(cell) in stored for cell in places.classes.cells[places.selection].tolist()]
@@ -129,7 +130,7 @@ def _find_places(settings: Settings, data: TrainingSet) -> Places:
 
 
 def _prototype_file(settings: Settings) -> Path:
-    """Return the file of prototypes from the settings, or the one of the starting model."""
+    """Return the file of prototypes from the settings, or the file next to the starting model."""
     file, start = settings.anchors.prototypes, settings.model.start
     if not file and not start:
         raise KappaPlaceError("The file of class prototypes is unknown. Set anchors.prototypes.")
@@ -175,11 +176,11 @@ class AnchorSource:
     """A source of fixed anchors."""
 
     places: Callable[[Settings, TrainingSet], Groups]
-    """Finds the places that have anchors."""
+    """Function that finds the places that have anchors."""
     anchors: Callable[[Parts], FixedAnchors]
-    """Computes the anchors."""
+    """Function that computes the anchors."""
     views: tuple[int, ...] = ()
-    """Views that it needs in addition to the augmented ones."""
+    """Views that are needed in addition to the augmented ones."""
 
 
 ANCHORS: dict[str, AnchorSource] = {
@@ -192,7 +193,7 @@ ANCHORS: dict[str, AnchorSource] = {
         _each_image, lambda parts: clean_anchors(parts.extract(), len(parts.data.images)), (CLEAN,)
     ),
 }
-"""Sources of fixed anchors by the value of ``anchors.source``; "batch" has none."""
+"""Sources of fixed anchors by the value of ``anchors.source``; "batch" has no fixed anchors."""
 
 
 def multi_similarity(parts: Parts, joint: bool = False) -> Objective:
@@ -212,7 +213,7 @@ def bayesian_triplet(parts: Parts) -> Objective:
 
 
 def distillation(parts: Parts) -> Objective:
-    """Return STUN's loss; the teacher is the model before the run, whose state is loaded later."""
+    """Return STUN's loss. The teacher is a copy of the model before the run."""
     teacher, options = copy.deepcopy(parts.model), parts.settings.model
     teacher.head = None
     if options.student == "new" and isinstance(parts.model, PlaceModel):
@@ -224,7 +225,7 @@ def distillation(parts: Parts) -> Objective:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of training, with everything that differs between kinds."""
+    """A kind of training."""
 
     name: str
     """Name on the command line."""
@@ -233,9 +234,9 @@ class Recipe:
     head: HeadName
     """Head of the model."""
     objective: Callable[[Parts], Objective]
-    """Builds the objective."""
+    """Function that builds the objective."""
     places: Callable[[Settings, TrainingSet], Groups] = place_groups
-    """Finds the places to train on."""
+    """Function that finds the places to train on."""
     frozen: bool = False
     """Whether the encoder is frozen and only the head is trained."""
     place_batches: bool = False
@@ -254,7 +255,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe("retrieval", "an encoder by classification of places, without κ", "none", classification),
         _POST_TRAINING(
             "kappa-pt",
-            "κ for a trained encoder, which is not changed",
+            "κ for a trained encoder, which does not change",
             "mirrored",
             to_anchors,
             anchor_places,
@@ -262,7 +263,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "kappa-jt",
-            "encoder and κ together",
+            "an encoder together with κ",
             "mirrored",
             partial(classification, joint=True),
             weighted=True,
@@ -276,14 +277,14 @@ RECIPES: dict[str, Recipe] = {
         ),
         _POST_TRAINING(
             "contrastive-pt",
-            "κ around batch centroids for a trained encoder, which is not changed",
+            "κ around batch centroids for a trained encoder, which does not change",
             "mirrored",
             to_centroids,
             place_batches=True,
         ),
         Recipe(
             "contrastive-jt",
-            "encoder by multi-similarity loss and κ around batch centroids together",
+            "an encoder by multi-similarity loss, together with κ around batch centroids",
             "mirrored",
             partial(multi_similarity, joint=True),
             place_batches=True,
@@ -299,7 +300,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         _POST_TRAINING(
             "gnll",
-            "ablation: a Gaussian's variance around the prototypes instead of κ",
+            "ablation: a Gaussian variance around the prototypes instead of κ",
             "variance",
             partial(to_anchors, gaussian=True),
             anchor_places,
@@ -331,15 +332,14 @@ RECIPES: dict[str, Recipe] = {
 
 def recipe_named(name: str) -> Recipe:
     """Return a recipe by its name."""
-    if name not in RECIPES:
-        raise KappaPlaceError(f"Unknown recipe '{name}'. Choose from: {', '.join(RECIPES)}.")
+    choice(name, RECIPES, "recipe")
     return RECIPES[name]
 
 
 def settings_for(
     name: str, config: str = "", options: list[str] | None = None, *, peers: str = ""
 ) -> Settings:
-    """Return the options of a run: those of the recipe, then of a TOML file, then of the command line.
+    """Return the options of a run, from the recipe, a TOML file and the command line, in this order.
 
     Args:
         name: Name of the recipe.
@@ -365,13 +365,16 @@ def settings_for(
         values = read_toml(config)
         other = values.pop("recipe", name)
         if other != name:
-            raise KappaPlaceError(f"The settings {config} are for the recipe '{other}', not for '{name}'.")
+            raise KappaPlaceError(
+                f"The settings {config} are for the recipe '{other}', not for '{name}'. Pass other settings, "
+                "or this recipe."
+            )
         settings = settings.changed(values)
     return settings.changed(parse_options(options or []))
 
 
 def check_run(settings: Settings, recipe: Recipe, model: TrainableModel, processes: int) -> None:
-    """Fail if the settings contradict each other, the recipe or the model, before anything is computed.
+    """Fail early if the settings contradict each other, the recipe or the model.
 
     Args:
         settings: Options of the run.
@@ -386,8 +389,8 @@ def check_run(settings: Settings, recipe: Recipe, model: TrainableModel, process
     parts = processes * run.accumulate
     if batch % parts:
         raise KappaPlaceError(
-            f"optimizer.batch_size must be a multiple of {parts} ({processes} processes × run.accumulate="
-            f"{run.accumulate}), got {batch}."
+            f"optimizer.batch_size must be a multiple of {parts} ({processes} processes × "
+            f"run.accumulate={run.accumulate}), got {batch}."
         )
     per_place = settings.optimizer.images_per_place
     if recipe.place_batches and (batch // parts) % per_place:
@@ -410,9 +413,7 @@ def check_run(settings: Settings, recipe: Recipe, model: TrainableModel, process
             f"{', '.join(ANCHORS)}."
         )
     if recipe.weighted and not settings.loss.weight > 0:
-        raise KappaPlaceError(
-            f"loss.weight must be above zero, got {settings.loss.weight!r}. Otherwise κ is not trained."
-        )
+        raise KappaPlaceError(f"loss.weight must be above zero to train κ, got {settings.loss.weight!r}.")
     if settings.stop.score:
         score_named(settings.stop.score)
     trained, actual = _meaning(build_head(recipe.head, 1, 2)), _meaning(model.head)

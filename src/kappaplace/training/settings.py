@@ -1,4 +1,4 @@
-"""Options of training: sections of plain values, as in a TOML file, with the paper's numbers as defaults."""
+"""Options of training: sections of plain values, as in a TOML file. Defaults are the numbers of the paper."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import ast
 import inspect
 import math
 import re
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+from kappaplace.checks import choice
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import packaged_toml, parse_toml, telling
 from kappaplace.records import Hint
 from kappaplace.training.losses import MARGIN, SCALE
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # the same parser under its older name
-    import tomli as tomllib
 
 Option: TypeAlias = "bool | int | float | str | Sequence[str]"
 """Value of an option."""
@@ -63,9 +58,10 @@ class ModelSettings:
     """Options of the model."""
 
     start: str = ""
-    """Model to start from: a folder, a weights file or a name of `kappaplace models`. Empty: a new model."""
+    """Model to start from: a folder, a weights file or a name of `kappaplace models`. Empty for a new model.
+    """
     start_head: str = ""
-    """Head to load from a weights file of another project, if its keys allow several. none: no head."""
+    """Head to load from a weights file of another project, if its keys allow several; none for no head."""
     backbone: str = "resnet50"
     """Backbone of a new model."""
     dim: int = 512
@@ -73,23 +69,27 @@ class ModelSettings:
     pretrained: bool = True
     """Whether a new backbone starts from ImageNet weights."""
     head: str = ""
-    """Head of the model. Empty: the head of the recipe."""
+    """Head of the model. Empty for the head of the recipe."""
     size: int = _not_negative(512)
-    """Side of the training images in pixels. 0: the size that the model uses at inference."""
+    """Side of the training images in pixels. 0 for the size that the model uses at inference."""
     trainable: Literal["partial", "all"] = "partial"
-    """partial: stem to layer2 are frozen, as in the authors' release; all: everything trains (the paper)."""
+    """Trained part of the encoder. partial freezes stem to layer2, as in the authors' release; all trains
+    everything, as in the paper."""
     frozen_statistics: bool = True
-    """Keep the BatchNorm statistics of frozen stages. The code of CosPlace and the release updates them."""
+    """Whether frozen stages keep their BatchNorm statistics. The code of CosPlace and the release updates
+    them."""
     freeze_batchnorm: bool = False
-    """Keep the BatchNorm statistics. Then the result does not depend on the number of processes."""
+    """Whether all stages keep their BatchNorm statistics, so that the number of processes does not change the
+    result."""
     start_kappa: float = 0.0
-    """κ before the first step. 0: the best constant κ of the first images; −1: 0.7, as in a new head."""
+    """κ before the first step. 0 for the best constant κ of the first images, −1 for 0.7, as in a new head.
+    """
     student: Literal["teacher", "new"] = "teacher"
     """Start of STUN's student: a copy of its teacher, or a new model, as in the code of STUN."""
     reduced_jpeg: bool = True
-    """Decode large JPEGs at a reduced size, which is faster."""
+    """Whether large JPEGs are decoded at a reduced size, which is faster."""
     copy_aggregation: bool = False
-    """Start the κ head from the trained aggregation of the descriptor instead of new weights."""
+    """Whether the κ head starts from the trained aggregation of the descriptor instead of new weights."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class ClassSettings:
     """Options of the places: which images show the same place."""
 
     by: Literal["auto", "pose", "place"] = "auto"
-    """pose: cells of ground and heading; place: the labels of the table; auto: poses if there are any."""
+    """What defines a place: pose (cells of ground and heading), place (labels of the table), or auto (poses
+    if there are any)."""
     cell: float = _positive(10.0)
     """Side of a cell in metres."""
     angle: float = 30.0
@@ -107,15 +108,16 @@ class ClassSettings:
     groups_per_heading: int = 2
     """Number of groups along the heading."""
     groups: int = _not_negative(8)
-    """Number of groups that take turns, one per epoch. 0: all."""
+    """Number of groups that take turns, one per epoch. 0 for all."""
     group_order: Literal["largest", "first"] = "largest"
-    """Groups that take turns: the largest, or the first by image name, as in the code of CosPlace."""
+    """Groups that take turns: the largest, or the first by image name as in the code of CosPlace."""
     min_images: int = _positive(10)
     """Minimum number of images per class."""
     hold_out: float = _not_negative(0.0, most=1.0)
     """Fraction of places to exclude from training, so that κ can be fitted on places new to the encoder."""
     use: Literal["trained", "held-out", "all"] = "trained"
-    """Places that the run uses: all, or only those that hold_out keeps (trained) or excludes (held-out)."""
+    """Places that the run uses: all, those that hold_out keeps (trained), or those that it excludes
+    (held-out)."""
 
 
 @dataclass(frozen=True)
@@ -143,15 +145,15 @@ class OptimizerSettings:
     epochs: int = _positive(50)
     """Number of epochs."""
     iterations: int = _not_negative(10_000)
-    """Steps per epoch. 0: as many as there are images for."""
+    """Steps per epoch. 0 for one pass over the images."""
     batch_size: int = _positive(32)
-    """Images per step, over all processes and accumulated parts."""
+    """Images per step, in all processes and accumulated parts together."""
     images_per_place: int = _positive(4)
     """Images of the same place in a batch, for contrastive recipes."""
     lr: float = _positive(1e-5)
     """Learning rate of the encoder."""
     head_lr: float = _not_negative(0.0)
-    """Learning rate of the head. 0: as for the encoder."""
+    """Learning rate of the head. 0 for the rate of the encoder."""
     prototype_lr: float = _not_negative(1e-2)
     """Learning rate of the class prototypes."""
     weight_decay: float = _not_negative(0.0)
@@ -172,13 +174,14 @@ class LossSettings:
     weight: float = _not_negative(0.01)
     """Weight λ of the vMF term in joint training."""
     vmf_dim: int = 0
-    """Dimension d of the vMF term. 0: that of the descriptor. The authors' released code uses 256 for 512."""
+    """Dimension d of the vMF term. 0 for that of the descriptor. The authors' released code uses 256 instead
+    of 512."""
     triplet_margin: float = 0.0
     """Margin of the Bayesian triplet loss."""
     kl_weight: float = 1e-6
     """Weight of the divergence from the prior in the Bayesian triplet loss."""
     squared: bool = False
-    """Square the distance between student and teacher in STUN's loss."""
+    """Whether to square the distance between student and teacher in STUN's loss."""
 
 
 @dataclass(frozen=True)
@@ -186,18 +189,19 @@ class AnchorSettings:
     """Options of the anchors, the directions that κ is measured against."""
 
     source: Literal["classifier", "places", "views", "clean", "batch"] = "classifier"
-    """classifier: prototypes of a retrieval run; places: centroid of the other images of the place; views:
-    centroid of the other views of the image (needs no labels); clean: the unchanged image (needs no labels);
-    batch: centroid of the positives in the batch."""
+    """Anchor of an image. classifier: prototype from a retrieval run. places: centroid of the other images of
+    the place. views: centroid of the other views of the image. clean: the unchanged image. batch: centroid of
+    the positives in the batch. views and clean need no labels."""
     prototypes: str = ""
-    """File of prototypes. Empty: prototypes.safetensors next to the starting model."""
+    """File of prototypes. Empty for prototypes.safetensors next to the starting model."""
     classes: str = ""
-    """File of classes that the code of CosPlace or the authors' release wrote (folder cache), for their
-    prototypes. Empty: the order of the classes is rebuilt from the images."""
+    """File of classes from the folder cache of the code of CosPlace or the authors' release, for their
+    prototypes. Empty to rebuild the order of the classes from the images."""
     views: int = _not_negative(1)
-    """Augmented views per image. 0: a new view at every visit (not with the cache)."""
+    """Augmented views per image. 0 for a new view at every visit, which the cache does not support."""
     cache: bool = True
-    """Extract features once and fit the head on them. GeM's exponent in the head is then not trained."""
+    """Whether features are extracted once and the head is fitted on them. GeM's exponent in the head is then
+    not trained."""
     learn_p: bool = True
     """Whether GeM's exponent in the head is trained; only without the cache."""
 
@@ -209,11 +213,12 @@ class StopSettings:
     metrics: tuple[Metric, ...] = ("R@1",)
     """Metrics to watch in turn. When patience with one ends, the next starts from its current value."""
     patience: int = _not_negative(15)
-    """Epochs without an improvement. 0: never stop early."""
+    """Number of epochs without an improvement, after which training stops. 0 to never stop early."""
     min_delta: float = _not_negative(0.0)
     """Smallest change that is an improvement."""
     score: str = ""
-    """Score whose ECE@1 and AUROC are watched. Empty: kappaplace for κ, variance for other heads."""
+    """Score whose ECE@1 and AUROC are watched. Empty for kappaplace with a κ head and variance with other
+    heads."""
     binning: Literal["clamp", "zoom"] = "clamp"
     """Range of the bins of ECE@1: clamp as in the paper, or zoom to the range of the values."""
 
@@ -227,18 +232,19 @@ class RunSettings:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Number format of the encoder. fp16 scales the loss; use it on GPUs without bf16."""
     channels_last: bool = True
-    """Store images with the channels last, which is faster on GPUs."""
+    """Whether images are stored with the channels last, which is faster on GPUs."""
     compile: bool = False
-    """Compile the network."""
+    """Whether to compile the network."""
     accumulate: int = _positive(1)
     """Number of parts in which a batch is computed, to save memory."""
     workers: int = -1
-    """Number of threads that decode images. −1: one per core."""
+    """Number of threads that decode images. −1 for one per core."""
     checkpoint_every: int = _positive(1000)
-    """Steps between training states on disk. The end of an epoch writes one, too, after ten seconds."""
+    """Steps between training states on disk. The end of an epoch writes one, too, if the last is ten seconds
+    old."""
     trackers: tuple[str, ...] = ("tensorboard",)
-    """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. They must be installed, except
-    tensorboard, which is skipped if it is missing."""
+    """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. They must be installed, but a
+    missing tensorboard is skipped."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +315,7 @@ class Settings:
         return "\n".join(lines) + "\n"
 
     def differences(self, other: Settings) -> list[str]:
-        """Return the options that change the result and differ, as ``section.key: theirs, ours``."""
+        """Return the options that differ and change the result, as ``section.key: theirs, ours``."""
         theirs = flat(other)
         return [
             f"{name}: {theirs[name]!r} there, {value!r} here"
@@ -319,7 +325,7 @@ class Settings:
 
 
 def field_docs(record: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a class; nothing if its source is not installed."""
+    """Return the docstring of each field of a class; nothing if its source code is not installed."""
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0].body  # type: ignore[attr-defined]
     except (OSError, SyntaxError):
@@ -357,12 +363,8 @@ def read_toml(file: str | Path) -> dict[str, Option]:
     Raises:
         KappaPlaceError: If the file cannot be read, or has a value outside a section.
     """
-    try:
-        content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise KappaPlaceError(f"The settings {file} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise KappaPlaceError(f"The settings {file} are not valid TOML: {error}.") from None
+    with telling(f"The settings {file} cannot be read as TOML"):
+        content = parse_toml(Path(file).read_text(encoding="utf-8"))
     for name, values in content.items():
         if name != "recipe" and not isinstance(values, dict):
             raise KappaPlaceError(f"The value '{name}' in {file} is outside a section. {_nearest(name)}")
@@ -372,7 +374,7 @@ def read_toml(file: str | Path) -> dict[str, Option]:
 
 def preset(recipe: str) -> dict[str, Option]:
     """Return the options of a recipe that differ from the defaults, from ``presets.toml``."""
-    return _by_name(_packaged("presets.toml").get(recipe, {}))
+    return _by_name(packaged_toml("kappaplace.training", "presets.toml").get(recipe, {}))
 
 
 def peer_preset(name: str, recipe: str) -> dict[str, Option]:
@@ -388,9 +390,8 @@ def peer_preset(name: str, recipe: str) -> dict[str, Option]:
     Raises:
         KappaPlaceError: If there is no such preset, or the table has no model of this recipe.
     """
-    presets = _packaged("paper.toml")
-    if name not in presets:
-        raise KappaPlaceError(f"Unknown preset '{name}'. Choose from: {', '.join(presets)}.")
+    presets = packaged_toml("kappaplace.training", "paper.toml")
+    choice(name, presets, "preset")
     recipes = presets[name].get("recipes", [recipe])
     if recipe not in recipes:
         raise KappaPlaceError(
@@ -401,11 +402,6 @@ def peer_preset(name: str, recipe: str) -> dict[str, Option]:
         for key in ("*", recipe):
             options |= _by_name(presets[each].get(key, {}))
     return options
-
-
-def _packaged(file: str) -> dict[str, Any]:
-    text = files("kappaplace.training").joinpath(file).read_text(encoding="utf-8")
-    return tomllib.loads(text)
 
 
 def _by_name(sections: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
@@ -442,8 +438,8 @@ def parse_options(pairs: Iterable[str]) -> dict[str, Option]:
             )
         name, text = _renamed(name.strip()), text.strip()
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = parse_toml(f"value = {text}")["value"]
+        except ValueError:
             value = text
         # A folder can have the name 2024-05-01, which is a date in TOML.
         options[name] = text if _kind(name) is str and not isinstance(value, str) else value
@@ -463,7 +459,7 @@ def _nearest(section: str) -> str:
 
 
 def _converted(name: str, value: Option, kind: Hint) -> Option:
-    """Return the value in the type of the option."""
+    """Return the value, converted to the type of the option."""
     origin: Hint = get_origin(kind)
     if origin is Literal:
         if value in get_args(kind):

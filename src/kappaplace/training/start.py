@@ -1,4 +1,4 @@
-"""The start of a run: the machine (device, processes and precision, with accelerate) and the model."""
+"""Start of a run: device, processes and precision, and the model to train."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from kappaplace.checks import choice
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.models.backbones import backbone_spec
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 
 def starting_model(settings: Settings, recipe: Recipe, model: TrainableModel | None = None) -> TrainableModel:
-    """Return a new model, or a trained one with the head of the recipe; the recipe decides what is frozen.
+    """Return a new model, or a trained one with the head of the recipe, with frozen parts as the recipe
+    requires.
 
     Args:
         settings: Options of the run.
@@ -78,7 +80,7 @@ def starting_model(settings: Settings, recipe: Recipe, model: TrainableModel | N
 
 
 def with_head(source: PlaceModel, head: HeadName) -> PlaceModel:
-    """Return the same encoder with another head; a head of the same kind keeps its weights."""
+    """Return the same encoder with another head. A head of the same kind keeps its weights."""
     model = copy.deepcopy(source).requires_grad_(True)
     if source.architecture.head != head:
         model.architecture = replace(source.architecture, head=head)
@@ -111,7 +113,7 @@ def _frozen_encoder(source: FrozenEncoder, recipe: Recipe, head: str) -> FrozenE
         )
     if head:
         raise KappaPlaceError("The layer of a FrozenEncoder determines its head. Omit model.head.")
-    model = copy.copy(source)  # the encoder is shared, the caller's head is not changed
+    model = copy.copy(source)  # the encoder is shared, but the head is a copy
     model._modules = {**source._modules, "head": copy.deepcopy(source.head)}
     return model
 
@@ -140,9 +142,8 @@ def installed_trackers(names: Sequence[str]) -> list[str]:
     Raises:
         KappaPlaceError: If a tracker is unknown, or another one than the default is not installed.
     """
-    unknown = sorted(set(names) - set(_MODULES))
-    if unknown:
-        raise KappaPlaceError(f"Unknown tracker '{unknown[0]}'. Choose from: {', '.join(_MODULES)}.")
+    for name in names:
+        choice(name, _MODULES, "tracker")
     installed = [name for name in names if any(importlib.util.find_spec(module) for module in _MODULES[name])]
     missing = [name for name in names if name not in installed and name not in RunSettings().trackers]
     if missing:
@@ -158,7 +159,7 @@ PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WO
 
 
 class OneProcess:
-    """One process without accelerate, with the methods of ``Accelerator`` that a run uses.
+    """Replacement of ``Accelerator`` for one process without accelerate.
 
     Args:
         cpu: Whether to use the CPU even if there is a GPU.
@@ -178,7 +179,7 @@ class OneProcess:
         loss.backward()
 
     def no_sync(self, net: nn.Module) -> AbstractContextManager[None]:
-        """Do nothing: there are no other processes."""
+        """Do nothing, because there are no other processes."""
         return nullcontext()
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -199,16 +200,16 @@ class OneProcess:
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """One process of the run; use `create`."""
+    """One process of the run; create it with `create`."""
 
     accelerator: Accelerator | OneProcess
-    """The processes, with accelerate."""
+    """Access to the other processes."""
     autocast: Autocast
-    """Sets the precision."""
+    """Function that returns a context that sets the precision."""
 
     @classmethod
     def create(cls, settings: RunSettings, device: str, folder: Path) -> Engine:
-        """Start on a GPU if there is one, or on several with ``accelerate launch`` or ``torchrun``.
+        """Start on a GPU if there is one, or on several GPUs with ``accelerate launch`` or ``torchrun``.
 
         Args:
             settings: Options of the machine.
@@ -241,7 +242,7 @@ class Engine:
             cpu=device == "cpu",
             log_with=trackers or None,
             project_dir=str(folder),
-            # During extraction, processes do not communicate for hours; the default limit is ten minutes.
+            # During extraction, processes do not communicate for hours, but the default limit is ten minutes.
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
         )
         accelerator.gradient_accumulation_steps = 1
@@ -270,7 +271,7 @@ class Engine:
         return self.accelerator.is_main_process
 
     def wrap(self, net: nn.Module) -> nn.Module:
-        """Return the network; with several processes it averages gradients over them."""
+        """Return the network, which averages gradients over several processes."""
         if self.processes == 1 or not any(parameter.requires_grad for parameter in net.parameters()):
             return net
         return self.accelerator.prepare(net)
@@ -287,7 +288,7 @@ class Engine:
 
 
 class TrainingNet(nn.Module):
-    """Network to wrap for several processes: a model that returns descriptors and the head's output."""
+    """Network with the whole model, in the form that several processes can wrap."""
 
     def __init__(self, model: TrainableModel) -> None:
         super().__init__()
@@ -299,7 +300,7 @@ class TrainingNet(nn.Module):
 
 
 class HeadNet(nn.Module):
-    """Network with only the head, for features that were extracted before."""
+    """Network with only the head, for extracted features."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()

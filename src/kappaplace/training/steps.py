@@ -1,8 +1,8 @@
-"""Training steps: from images, or from features that were extracted before.
+"""Training steps, from images or from extracted features.
 
-Both kinds have ``run(epoch, start, stop)``, which does these steps and returns the losses of each as a
-tensor, and ``peek(count)``, which computes the first batches without training. Steps on features can also be
-a CUDA graph: the head is so small that starting its kernels takes longer than running them.
+Both kinds have ``run(epoch, start, stop)``, which runs these steps and returns their losses. Both have
+``peek(count)``, which computes the first batches without training. Steps on features can be a CUDA graph,
+because starting the small kernels of the head takes longer than running them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Steps: TypeAlias = "DirectSteps | CachedSteps"
 
 @dataclass
 class Work:
-    """The batches, the loss, and the part of them that belongs to this process."""
+    """Work of this process: its part of the batches, and the loss."""
 
     plan: BatchPlan
     """The batches."""
@@ -46,7 +46,7 @@ class Work:
     accumulate: int = 1
     """Number of parts in which a batch is computed."""
     scaler: torch.amp.GradScaler | None = None
-    """Scales the loss, so that gradients in float16 do not vanish."""
+    """Scaler of the loss, so that gradients in float16 do not vanish."""
 
     @property
     def device(self) -> torch.device:
@@ -55,7 +55,7 @@ class Work:
 
     @property
     def part_size(self) -> int:
-        """Images that one process computes at a time."""
+        """Number of images that one process computes at a time."""
         return self.plan.batch_size // (self.accelerator.num_processes * self.accumulate)
 
     def items(self, epoch: int, start: int, stop: int) -> Items:
@@ -79,11 +79,11 @@ class Work:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
     def learn(self, net: nn.Module, steps: Iterator[Step], group: int, count: int) -> dict[str, Tensor]:
-        """Do some optimizer steps.
+        """Run some optimizer steps.
 
         Args:
             net: The network, wrapped if there are several processes.
-            steps: Yields the outputs of the network, part after part.
+            steps: Outputs of the network, part after part.
             group: Number of the group.
             count: Number of steps.
 
@@ -105,7 +105,8 @@ class Work:
                 total[name] = total.get(name, 0.0) + value.detach() / self.accumulate
         own = self.objective.parameters_of(group)
         if self.accelerator.num_processes > 1:
-            for parameter in own:  # outside the wrapped network, which does not average them
+            # These are outside the wrapped network, which averages only its own gradients.
+            for parameter in own:
                 parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
         self.optimizers.step(group, self.scaler)
         return total
@@ -116,22 +117,22 @@ class DirectSteps:
     """Steps in which images pass through the whole network."""
 
     work: Work
-    """The batches, the loss, and the part of this process."""
+    """Work of this process."""
     net: nn.Module
     """The network, wrapped if there are several processes."""
     source: ImageSource
     """The images."""
     views: Views
-    """Computes views of images."""
+    """Function that computes views of images."""
     autocast: Autocast
-    """Sets the precision."""
+    """Function that returns a context that sets the precision."""
     channels_last: bool = True
     """Whether images are stored with the channels last."""
     _stream: Iterator[Step] | None = field(default=None, repr=False)
     _next: tuple[int, int] = (-1, -1)
 
     def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
-        # One stream per epoch: the loader reads ahead and must not restart at every call.
+        # One stream per epoch, because the loader reads ahead and must not restart at every call.
         if self._stream is None or self._next != (epoch, start):
             items = self.work.items(epoch, start, self.work.plan.iterations)
             self._stream = self._steps(items, self.work.plan.group_of(epoch))
@@ -209,8 +210,8 @@ class CachedSteps:
         Args:
             reduced: Input of the head, B×C.
             unit: Unit descriptors, B×d.
-            rows: Image rows, B.
-            labels: Place of each image within the group, B.
+            rows: Image rows (B).
+            labels: Place of each image within the group (B).
             group: Number of the group.
 
         Returns:
@@ -220,7 +221,7 @@ class CachedSteps:
 
 
 def _unit(descriptor: Tensor) -> Tensor:
-    """Normalize again: in float16 the length differs slightly from 1."""
+    """Normalize again, because in float16 the length differs slightly from 1."""
     return nn.functional.normalize(descriptor.float(), dim=1)
 
 
@@ -228,7 +229,7 @@ _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_for(device: torch.device, precision: str) -> Autocast:
-    """Return a function that returns a context with the precision of the settings."""
+    """Return a function that provides a context with the precision of the settings."""
 
     def context() -> AbstractContextManager[object]:
         dtype = _HALF.get(precision)
@@ -270,7 +271,7 @@ class GraphedSteps(CachedSteps):
         return {name: values[: stop - start].clone() for name, values in self._losses.items()}
 
     def _record(self, batch: list[Tensor]) -> None:
-        """Record one step that reads its position in the order from a counter on the device."""
+        """Record one step, which reads its position in the batch from a counter on the device."""
         optimizer = self.work.optimizers.model
         for part in optimizer.param_groups:  # as tensors, the rates and the step count are on the device
             part["capturable"] = True
@@ -309,7 +310,7 @@ class GraphedSteps(CachedSteps):
         self._cursor.add_(1)
 
     def _weights(self) -> list[tuple[Tensor, Tensor]]:
-        """Return everything that a step changes, with copies of the values; new moments are zero."""
+        """Return the tensors that a step changes, each with a copy of its values."""
         optimizer = self.work.optimizers.model
         copies = [(p, p.detach().clone()) for part in optimizer.param_groups for p in part["params"]]
         for state in optimizer.state.values():

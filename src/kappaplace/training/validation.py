@@ -1,4 +1,4 @@
-"""Validation: recall of a model on held-out places, and the quality of its uncertainty."""
+"""Validation during training: recall and uncertainty on held-out places, and when to stop."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from kappaplace.metrics.summary import TIED, mean_cosine, tied_fraction
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.heads import Head
 from kappaplace.models.network import with_spread
-from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.evidence import Evidence, retrieve
 from kappaplace.retrieval.references import ArrayReferences, Queries
-from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.training.features import Autocast, frozen_features
 from kappaplace.training.images import Images, ImageSource
-from kappaplace.types import Embeddings
+from kappaplace.types import Embeddings, Json
 from kappaplace.uncertainty import score_named
 from kappaplace.uncertainty.base import Scores as Floats
 
 Gather = Callable[[Tensor], Tensor]
 Values = dict[str, float]
 CPU = torch.device("cpu")
-
+HIGHER_IS_BETTER = {"R@1": True, "ECE@1": False, "AUROC": True}
+_STATE = ("phase", "best", "waited", "stopped", "best_epoch", "best_value", "model_epoch")
 
 COINCIDENT = 0.995
-"""Mean cosine of different references from which descriptors coincide."""
+"""Mean cosine of different references, from which descriptors count as equal."""
 
 
 def flawed(values: Values) -> bool:
-    """Return whether ECE@1 is meaningless: at least half of the queries have the same score."""
+    """Return whether ECE@1 is meaningless, because at least half of the queries have the same score."""
     return values.get("tied", 0.0) >= TIED
 
 
 def watched(values: Values) -> Values:
-    """Return the metrics for early stopping: the ECE@1 of a flawed score is undefined."""
+    """Return the metrics for early stopping, in which the ECE@1 of a flawed score is undefined."""
     return {**values, "ECE@1": math.nan} if flawed(values) else values
 
 
 def warnings_of(values: Values) -> list[str]:
-    """Return warnings about a model, each of one or two sentences.
+    """Return warnings about a model.
 
     Args:
         values: Validation metrics of `Validator`.
@@ -63,7 +63,7 @@ def warnings_of(values: Values) -> list[str]:
     warnings = []
     if flawed(values):
         same = "every query has" if values["tied"] == 1 else f"{values['tied']:.0%} of the queries have"
-        warnings.append(f"The score is not usable: {same} the same value. Its ECE@1 is meaningless.")
+        warnings.append(f"The score is not usable, because {same} the same value. Its ECE@1 is meaningless.")
     if "kappa 95%" in values:
         low, high = values["kappa 5%"], values["kappa 95%"]
         if high <= 1:
@@ -78,8 +78,8 @@ def warnings_of(values: Values) -> list[str]:
             )
     if values.get("mean cosine", 0.0) >= COINCIDENT:
         warnings.append(
-            f"The descriptors coincide: the mean cosine of different references is "
-            f"{values['mean cosine']:.3f}. Lower optimizer.lr or train the encoder longer."
+            "The descriptors coincide (the mean cosine of different references is "
+            f"{values['mean cosine']:.3f}). Lower optimizer.lr or train the encoder longer."
         )
     return warnings
 
@@ -101,18 +101,21 @@ class ValidationSet:
     def from_table(cls, table: PlaceImages) -> ValidationSet:
         """Return the queries and references of a table."""
         if not len(table.query_rows) or not len(table.reference_rows):
-            raise KappaPlaceError(f"The validation table {table!r} must have queries and references.")
+            raise KappaPlaceError(
+                f"The validation table {table!r} must have queries and references. Pass a table with both "
+                "roles."
+            )
         return cls(table.image_paths(), table.query_rows, table.reference_rows, table.positives())
 
 
 @dataclass
 class Validator:
-    """Measures a model on a validation set. With a frozen encoder, only the head is computed again."""
+    """Measures a model on a validation set. If the encoder is frozen, only the head is computed again."""
 
     data: ValidationSet
     """Queries and references."""
     score: str = ""
-    """Score to measure. Empty: kappaplace for κ, variance for other heads."""
+    """Score to measure. Empty for kappaplace with a κ head and variance with other heads."""
     binning: str = "clamp"
     """Range of the bins of ECE@1: clamp or zoom."""
     frozen: bool = False
@@ -124,9 +127,9 @@ class Validator:
     device: torch.device = CPU
     """Device of the model."""
     autocast: Autocast = nullcontext
-    """Sets the precision."""
+    """Function that returns a context that sets the precision."""
     gather: Gather = lambda part: part
-    """Concatenates the parts of all processes."""
+    """Function that concatenates the parts of all processes."""
     rank: int = 0
     """Number of this process, from 0."""
     processes: int = 1
@@ -134,7 +137,7 @@ class Validator:
     _frozen: tuple[Evidence, Tensor, Tensor] | None = field(default=None, repr=False)
 
     def __call__(self, model: TrainableModel) -> Values:
-        """Measure a model; afterwards it is in the same mode as before.
+        """Measure a model, and leave it in the same mode.
 
         Args:
             model: The model.
@@ -155,7 +158,7 @@ class Validator:
         return self.measure(evidence)
 
     def measure(self, evidence: Evidence) -> Values:
-        """Return R@K, and ECE@1 and AUROC of the score if the model has an uncertainty."""
+        """Return R@K, and if the model has an uncertainty also ECE@1 and AUROC of the score."""
         hits = self.data.positives.hits(evidence.matches.indices)
         values = {f"R@{k}": recall_at(hits, k) for k in KS if k <= hits.shape[1]}
         descriptors = evidence.references.descriptors
@@ -183,7 +186,7 @@ class Validator:
     def _embed(
         self, model: TrainableModel, compute: Callable[[Tensor], Iterable[Tensor | None]]
     ) -> list[Tensor | None]:
-        """Return the outputs for all images, of which each process computes a part: tensors on the CPU."""
+        """Return the outputs for all images on the CPU. Each process computes a part of them."""
         preprocessing = model.preprocessing
         source = ImageSource(self.data.images, preprocessing, self.device, self.workers)
         rows = np.concatenate([self.data.query_rows, self.data.reference_rows])
@@ -222,3 +225,109 @@ class Validator:
         spread = model.head.from_reduced(reduced).cpu()
         query, reference = self._split(with_spread(descriptor, model.head, spread))
         return replace(evidence, queries=Queries(query), references=ArrayReferences(reference))
+
+
+def better(metric: str, value: float, than: float | None, min_delta: float = 0.0) -> bool:
+    """Return whether a value is better than another one; an undefined value is never better.
+
+    Args:
+        metric: Name of the metric.
+        value: The new value.
+        than: The best value so far; None if there is none.
+        min_delta: Smallest difference that is an improvement.
+
+    Returns:
+        Whether the value is an improvement.
+    """
+    if value != value:
+        return False
+    if than is None or than != than:
+        return True
+    return value > than + min_delta if HIGHER_IS_BETTER[metric] else value < than - min_delta
+
+
+@dataclass
+class EarlyStopping:
+    """Early stopping by several metrics in turn, each with its own patience.
+
+    Joint training watches R@1 until its patience ends, and then ECE@1, starting from its current value.
+    """
+
+    metrics: tuple[str, ...]
+    """Metrics to watch in turn."""
+    patience: int
+    """Number of epochs without an improvement, after which training stops. 0 to never stop."""
+    min_delta: float = 0.0
+    """Smallest difference that is an improvement."""
+    phase: int = 0
+    """Number of the metric that is watched."""
+    best: float | None = None
+    """Best value of the watched metric."""
+    waited: int = 0
+    """Epochs since the last improvement."""
+    stopped: bool = False
+    """Whether training stops after this epoch."""
+    best_epoch: dict[str, int] = field(default_factory=dict)
+    """Epoch of the best value of every metric, in all phases."""
+    best_value: dict[str, float] = field(default_factory=dict)
+    """Best value of every metric, in all phases."""
+    model_epoch: int = 0
+    """Epoch of the best model so far."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric that is watched now."""
+        return self.metrics[self.phase]
+
+    def update(self, epoch: int, values: dict[str, float]) -> list[str]:
+        """Add the values of one epoch.
+
+        Args:
+            epoch: Number of the epoch; 0 is the model before the first step.
+            values: Validation metrics.
+
+        Returns:
+            Names of the metrics that reached their best value, and "model" if the watched metric improved or
+            has changed.
+        """
+        improved = []
+        for metric in HIGHER_IS_BETTER:
+            if metric in values and better(metric, values[metric], self.best_value.get(metric)):
+                self.best_value[metric], self.best_epoch[metric] = values[metric], epoch
+                improved.append(metric)
+        if not self.metrics or self._watch(values):
+            self.model_epoch = epoch
+            improved.append("model")
+        return improved
+
+    def check(self, values: dict[str, float]) -> None:
+        """Raise an error if a watched metric is missing, before any training."""
+        for metric in self.metrics:
+            if metric not in values:
+                raise KappaPlaceError(
+                    f"Early stopping watches {metric}, which this model does not have. Set stop.metrics."
+                )
+
+    def _watch(self, values: dict[str, float]) -> bool:
+        self.check(values)
+        if self.best is None or better(self.metric, values[self.metric], self.best, self.min_delta):
+            self.best, self.waited = values[self.metric], 0
+            return True
+        self.waited += 1
+        if not self.patience or self.waited < self.patience:
+            return False
+        if self.phase + 1 == len(self.metrics):
+            self.stopped = True
+            return False
+        self.phase, self.waited = self.phase + 1, 0
+        self.best = values.get(self.metric)
+        return True
+
+    def state_dict(self) -> dict[str, Json]:
+        """Return the state to resume from."""
+        return {key: getattr(self, key) for key in _STATE}
+
+    def load_state_dict(self, state: dict[str, Json]) -> None:
+        """Restore the state that `state_dict` returned."""
+        for key in _STATE:  # states of version 0.1.0 lack the last one
+            setattr(self, key, state.get(key, 0))

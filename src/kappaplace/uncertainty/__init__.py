@@ -26,7 +26,7 @@ __all__ = [
     "available", "geometric", "list_scores", "match_score", "score", "score_named", "sue", "z_score",
 ]  # fmt: skip
 
-# In the order of tables: scores of the match list, with positions, of κ, of the whole map, of the images.
+# The order of the rows in tables: scores from matches, positions, κ, the whole map, images.
 SCORES: dict[str, Score] = {
     each.name: each
     for each in (
@@ -61,11 +61,11 @@ VARIANTS: dict[str, Score] = {
         replace(VARIANCE, name="variance-upper", label="Variance, upper clamp", one_sided=True),
     )
 }
-"""Scores in the form of other projects, computed only on request and never in a default table."""
+"""Variants of scores as other projects compute them. They are computed only on request."""
 
 
 def list_scores() -> list[str]:
-    """List the names of the scores of a default table, in its order.
+    """List the names of the default scores, in the order of tables.
 
     Returns:
         Names for `score`, `match_score` and ``kappaplace evaluate --scores``.
@@ -130,21 +130,21 @@ def score_named(name: str) -> Score:
     match = SCORES.get(name) or VARIANTS.get(name)
     if match is None:
         raise KappaPlaceError(
-            f"Unknown score '{name}'. Choose from: {', '.join(SCORES)}; as in other projects: "
+            f"Unknown score '{name}'. Choose from: {', '.join(SCORES)}. Variants of other projects are "
             f"{', '.join(VARIANTS)}."
         )
     return match
 
 
 def available(scores: Iterable[Score], evidence: Evidence) -> tuple[list[Score], dict[str, str]]:
-    """Split scores into those that this evidence allows and those whose input is missing.
+    """Split scores into those that can be computed from this evidence, and those whose input is missing.
 
     Args:
         scores: Scores to try, such as ``SCORES.values()``.
         evidence: The matches that `retrieve` returns.
 
     Returns:
-        The usable scores, and for the name of each other score the reason why it is not usable.
+        The usable scores, and the reason by name for each score that is not usable.
     """
     usable, missing = [], {}
     for each in scores:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
 
 import numpy as np
 
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError, import_extra
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import NO_IMAGES, NO_PATCHES
 from kappaplace.retrieval.references import Floats as Scores
@@ -21,12 +20,12 @@ Formula = Callable[[Evidence], Scores]
 
 @dataclass(frozen=True)
 class Need:
-    """An input that a score requires; the common ones are in `kappaplace.uncertainty.base`."""
+    """An input that a score requires. The common ones are constants of this module."""
 
-    what: str
+    name: str
     """Short name for tables: "κ of the queries"."""
     lacking: Callable[[Evidence], str | None] = field(compare=False, repr=False)
-    """Returns a message about the missing input and what to do; None if it is available."""
+    """Function that returns a message about the missing input and what to do; None if it is available."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,13 @@ class Score:
     label: str
     """Name in tables and figures."""
     query: Formula
-    """Returns one number per query, N."""
+    """Function that returns one number per query (N)."""
     match: Formula | None = None
-    """Returns one number per match, N×K; None for scores of queries only."""
+    """Function that returns one number per match, N×K; None for scores that rate only queries."""
     needs: tuple[Need, ...] = ()
-    """Required inputs. Both formulas raise the message of the first one that is missing."""
+    """Required inputs. Both functions raise an error with the message of the first missing input."""
     one_sided: bool = True
-    """Whether the score has one tail (distances) or two (κ); ECE clips outliers accordingly."""
+    """Whether only high values are outliers, as of a distance, or also low ones, as of κ. ECE clips them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "query", self._checked(self.query))
@@ -64,8 +63,8 @@ class Score:
         return checked
 
 
-def _need(what: str, ask: Callable[[Evidence], Any]) -> Need:
-    """Return a need that is missing if ``ask`` raises an error, which provides the message."""
+def _need(name: str, ask: Callable[[Evidence], object]) -> Need:
+    """Return a need that is missing if ``ask`` raises an error, whose message is used."""
 
     def lacking(evidence: Evidence) -> str | None:
         try:
@@ -74,7 +73,7 @@ def _need(what: str, ask: Callable[[Evidence], Any]) -> Need:
             return str(error)
         return None
 
-    return Need(what, lacking)
+    return Need(name, lacking)
 
 
 QUERY_KAPPA = _need("κ of the queries", lambda e: e.query_kappa)
@@ -109,31 +108,17 @@ def _no_match_outside(evidence: Evidence) -> str | None:
     )
 
 
-OUTSIDE = Need("a match outside the place, or all similarities", _no_match_outside)
+OUTSIDE = Need("a match of another place, or all similarities", _no_match_outside)
 
 
-def _no_images(evidence: Evidence) -> str | None:
+def _images(evidence: Evidence) -> None:
     if evidence.queries.images is None:
-        return NO_IMAGES
-    try:
-        evidence.references.images(np.empty(0, np.int64))
-    except KappaPlaceError as error:
-        return str(error)
-    return None
+        raise KappaPlaceError(NO_IMAGES)
+    evidence.references.images(np.empty(0, np.int64))
 
 
-def _no_opencv(evidence: Evidence) -> str | None:
-    try:
-        import cv2  # noqa: F401
-    except ImportError:
-        return str(MissingExtra("Geometric verification", "video"))
-    return None
-
-
-def _no_patches(evidence: Evidence) -> str | None:
-    return NO_PATCHES if evidence.queries.patch_maps is None else None
-
-
-IMAGES = Need("images of queries and references", _no_images)
-PATCH_MAPS = Need("a model with patch features", _no_patches)
-OPENCV = Need("OpenCV", _no_opencv)
+IMAGES = _need("images of queries and references", _images)
+PATCH_MAPS = Need(
+    "a model with patch features", lambda e: NO_PATCHES if e.queries.patch_maps is None else None
+)
+OPENCV = _need("OpenCV", lambda e: import_extra("cv2", "Geometric verification", "video"))

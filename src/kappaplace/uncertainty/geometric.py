@@ -1,9 +1,9 @@
-"""Geometric verification: the number of local features of query and match that fit one camera motion.
+"""Geometric verification: counts the local features of query and match that fit one camera motion.
 
-uncertainty = 1/(1 + n), where n is the number of SIFT matches (mutual nearest neighbors that pass the ratio
-test) that fit one fundamental matrix according to RANSAC: 1 if none fits, close to 0 if many do. It is
-accurate but slow: 0.06 s per pair of images with 320 pixels on one core. It checks only the top match of each
-query.
+The uncertainty is 1/(1 + n), which is 1 if no match fits and close to 0 if many do. Here n is the number of
+SIFT matches that fit one fundamental matrix, found by RANSAC. Matches are mutual nearest neighbors that pass
+the ratio test. It is accurate but slow: 0.06 s per pair of images with 320 pixels on one core. It checks only
+the top match of each query.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 Numbers: TypeAlias = NDArray[np.float32] | NDArray[np.uint8]
 
-CACHED_IMAGES = 2_000  # with 1,000 features of 128 bytes each: a quarter of a gigabyte
+CACHED_IMAGES = 2_000  # with 1,000 features of 128 bytes each, these take a quarter of a gigabyte
 FEWEST_MATCHES = 8  # seven matches always fit a fundamental matrix
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Settings of the comparison of two images; the defaults suit street images of any size."""
+    """Settings for comparing two images; the defaults suit street images of any size."""
 
     max_side: int = 640
-    """Longer side to which larger images are reduced, in pixels."""
+    """Largest side of an image in pixels; larger images are reduced."""
     features: int = 1000
     """Maximum number of features per image; the strongest are used."""
     ratio: float = 0.8
-    """Lowe's test: the best match must be this much closer than the second best."""
+    """Largest ratio of the distances to the best and the second best match, for Lowe's test."""
     threshold: float = 3.0
     """Maximum distance between a point and its epipolar line, in pixels of the reduced image."""
     confidence: float = 0.999
@@ -56,16 +56,22 @@ class Features(NamedTuple):
     """SIFT descriptors, n×128, as bytes."""
 
 
-class FeatureStore:
-    """Features of listed images, computed on first use; the latest are cached."""
+Lookup: TypeAlias = Callable[[int], Features]
+"""Function that returns the features of an image by its number."""
 
-    def __init__(self, image: Callable[[int], Source], settings: Verification) -> None:
-        self._image = image
-        self._settings = settings
-        self.of = lru_cache(maxsize=CACHED_IMAGES)(self._extract)
 
-    def _extract(self, index: int) -> Features:
-        return extract(self._image(index), self._settings)
+def cached_features(image: Callable[[int], Source], settings: Verification, cached: int) -> Lookup:
+    """Return a function that computes features on first use, and caches those of the latest images.
+
+    Args:
+        image: Function that returns an image by its number.
+        settings: Settings of the features.
+        cached: Number of images whose features are cached.
+
+    Returns:
+        The function.
+    """
+    return lru_cache(maxsize=cached)(lambda number: extract(image(number), settings))
 
 
 def extract(source: Source, settings: Verification) -> Features:
@@ -95,7 +101,7 @@ def count_inliers(a: Features, b: Features, settings: Verification) -> int:
     first, second = _mutual_matches(a, b, settings.ratio)
     if len(first) < FEWEST_MATCHES:
         return 0
-    cv2.setRNGSeed(settings.seed)  # for every pair, so that the result does not depend on earlier pairs
+    cv2.setRNGSeed(settings.seed)  # set for every pair, so that earlier pairs do not change the result
     _, mask = cv2.findFundamentalMat(
         a.points[first], b.points[second], cv2.FM_RANSAC, settings.threshold, settings.confidence
     )
@@ -119,17 +125,16 @@ def _mutual_matches(a: Features, b: Features, ratio: float) -> tuple[NDArray[np.
 
 
 def _squared_distances(a: Numbers, b: Numbers) -> NDArray[np.float32]:
-    """Return all squared distances with one matrix product; integers below 2²⁴ are exact in float32."""
+    """Return all squared distances, computed by one matrix product. Integers below 2²⁴ are exact in
+    float32."""
     a, b = a.astype(np.float32), b.astype(np.float32)
     lengths = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)
     return lengths - 2.0 * (a @ b.T)
 
 
-# SIFT is slow: results are cached for as long as the evidence exists.
+# SIFT is slow, so results are cached as long as the evidence exists.
 _COUNTED: WeakKeyDictionary[Evidence, dict[tuple[int, Verification], NDArray[np.int64]]] = WeakKeyDictionary()
-_STORES: WeakKeyDictionary[Evidence, dict[Verification, tuple[FeatureStore, FeatureStore]]] = (
-    WeakKeyDictionary()
-)
+_STORES: WeakKeyDictionary[Evidence, dict[Verification, tuple[Lookup, Lookup]]] = WeakKeyDictionary()
 
 
 def geometric(settings: Verification | None = None, *, name: str = "geometric") -> Score:
@@ -152,20 +157,20 @@ def _inverse(inliers: NDArray[np.int64]) -> Scores:
 
 
 def _inliers(evidence: Evidence, rank: int, settings: Verification) -> NDArray[np.int64]:
-    """Return the inliers of each query and its match of this rank, N; counted once per evidence."""
+    """Return the inliers of each query and its match of this rank (N); counted once per evidence."""
     images, references = evidence.queries.images, evidence.references
-    assert images is not None  # a need of this score
+    assert images is not None  # guaranteed, because `IMAGES` is a need of this score
     counted = _COUNTED.setdefault(evidence, {})
     if (rank, settings) not in counted:
         stores = _STORES.setdefault(evidence, {})
         if settings not in stores:
             stores[settings] = (
-                FeatureStore(lambda i: images[i], settings),
-                FeatureStore(lambda r: references.images(np.array([r]))[0], settings),
+                cached_features(images.__getitem__, settings, CACHED_IMAGES),
+                cached_features(lambda r: references.images(np.array([r]))[0], settings, CACHED_IMAGES),
             )
         own, other = stores[settings]
         rows = enumerate(evidence.matches.indices[:, rank].tolist())
-        counted[rank, settings] = np.array([count_inliers(own.of(i), other.of(r), settings) for i, r in rows])
+        counted[rank, settings] = np.array([count_inliers(own(i), other(r), settings) for i, r in rows])
     return counted[rank, settings]
 
 
@@ -173,16 +178,16 @@ GEOMETRIC = geometric()
 
 
 class GeometricCheck:
-    """Counts inliers of two images; features of the latest images are cached.
+    """Counts the inliers of pairs of images, and caches the features of the latest images.
 
-    This takes a few hundredths of a second per pair, so call it last, for proposals that passed all other
-    checks. Different places that look the same pass this check, too.
+    A pair takes a few hundredths of a second, so call it last, for proposals that passed all other checks.
+    Different places that look the same pass this check, too.
     """
 
     def __init__(self, settings: Verification | None = None, *, cached: int = 256) -> None:
         self.settings = settings or Verification()
         self._images: dict[int, Source] = {}
-        self._features = lru_cache(maxsize=cached)(self._extract)
+        self._features = cached_features(self._images.__getitem__, self.settings, cached)
 
     def remember(self, number: int, image: Source | None) -> None:
         """Register the image of a frame; pass paths instead of arrays on a long drive, to save memory."""
@@ -194,6 +199,3 @@ class GeometricCheck:
         if a not in self._images or b not in self._images:
             return None
         return count_inliers(self._features(a), self._features(b), self.settings)
-
-    def _extract(self, number: int) -> Features:
-        return extract(self._images[number], self.settings)

@@ -4,11 +4,11 @@
 half of the squared L2 distance of unit vectors. **PA** is the ratio d1/d2 of the distances to the best and
 the second match.
 
-**TLD** are three scores after "Through the lens of doubt" (arXiv 2510.13464): similarity distribution (how
-well the top match is separated from the other matches), ratio spread (how much the best matches compete) and
-statistical uncertainty (both combined). The paper describes them without formulas; the formulas here are our
-own, so results may differ from published ones. With similarities s_1 ≥ … ≥ s_K, and mean m and standard
-deviation σ of s_2 … s_K:
+**TLD** are three scores based on "Through the lens of doubt" (arXiv 2510.13464): similarity distribution,
+ratio spread and statistical uncertainty. The first measures how well the top match is separated, the second
+how much other matches compete, and the third combines both. The paper has no formulas, so these are our own,
+and results may differ from published ones. With similarities s_1 ≥ … ≥ s_K, and mean m and standard deviation
+σ of s_2 … s_K:
 
 - similarity distribution: σ/(σ + s_1 − m) = 1/(1 + z), z = (s_1 − m)/σ;
 - ratio spread: mean of (1 + s_i)/(1 + s_1) over i = 2 … K, cosines shifted so that no ratio is negative;
@@ -26,42 +26,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from kappaplace.uncertainty.base import (
-    IMAGES,
-    NEIGHBORHOOD,
-    PATCH_MAPS,
-    Evidence,
-    Score,
-    Scores,
-    at_least,
-)
+from kappaplace.uncertainty.base import IMAGES, NEIGHBORHOOD, PATCH_MAPS, Evidence, Score, Scores, at_least
 
-
-def _l2(evidence: Evidence) -> Scores:
-    return evidence.distances[:, 0]
-
-
-def _l2_of_matches(evidence: Evidence) -> Scores:
-    return evidence.distances
-
-
-L2 = Score("l2", "L2", _l2, _l2_of_matches)
-
-
-def _cosine(evidence: Evidence) -> Scores:
-    return 1.0 - evidence.cosines[:, 0]
-
-
-def _cosine_of_matches(evidence: Evidence) -> Scores:
-    return 1.0 - evidence.cosines
-
-
-COSINE = Score("cosine", "Cosine", _cosine, _cosine_of_matches)
+L2 = Score("l2", "L2", lambda e: e.distances[:, 0], lambda e: e.distances)
+COSINE = Score("cosine", "Cosine", lambda e: 1.0 - e.cosines[:, 0], lambda e: 1.0 - e.cosines)
 
 
 def _pa(evidence: Evidence) -> Scores:
     first, second = evidence.distances[:, 0], evidence.distances[:, 1]
-    # Two references at distance 0 cannot be distinguished: use the limit of the ratio, 1.
+    # Two references at distance 0 cannot be distinguished, so the ratio is 1.
     return np.divide(first, second, out=np.ones_like(first), where=second > 0)
 
 
@@ -72,7 +45,7 @@ def _similarity_distribution(evidence: Evidence) -> Scores:
     top, others = evidence.cosines[:, 0], evidence.cosines[:, 1:]
     spread = others.std(axis=1)
     gap = np.maximum(top - others.mean(axis=1), 0.0)
-    # All similarities are equal: the top match is not separated.
+    # If all similarities are equal, the top match is not separated and the score is 1.
     return np.divide(spread, spread + gap, out=np.ones_like(spread), where=spread + gap > 0)
 
 
@@ -85,7 +58,7 @@ def _statistical_uncertainty(evidence: Evidence) -> Scores:
     return np.sqrt(np.maximum(_similarity_distribution(evidence) * _ratio_spread(evidence), 0.0))
 
 
-# At least three matches: a single other match has no standard deviation.
+# Three matches are required, because a single other match has no standard deviation.
 TLD_DISTRIBUTION = Score(
     "tld-distribution", "TLD distribution", _similarity_distribution, needs=(at_least(3),), one_sided=False
 )
@@ -97,14 +70,6 @@ TLD_STATISTICAL = Score(
 )
 
 
-def _patches(evidence: Evidence) -> Scores:
-    return 1.0 - evidence.competing_agreement[:, 0]
-
-
-def _patches_of_matches(evidence: Evidence) -> Scores:
-    return 1.0 - evidence.match_agreement
-
-
 def _patch_margin(evidence: Evidence) -> Scores:
     agreement = evidence.competing_agreement
     competing = evidence.matches.indices[:, : agreement.shape[1]]
@@ -112,7 +77,13 @@ def _patch_margin(evidence: Evidence) -> Scores:
     return np.where(near, 0.0, agreement).max(axis=1) - agreement[:, 0]
 
 
-PATCHES = Score("patches", "Patches", _patches, _patches_of_matches, needs=(IMAGES, PATCH_MAPS))
+PATCHES = Score(
+    "patches",
+    "Patches",
+    lambda e: 1.0 - e.competing_agreement[:, 0],
+    lambda e: 1.0 - e.match_agreement,
+    needs=(IMAGES, PATCH_MAPS),
+)
 PATCH_MARGIN = Score(
     "patch-margin", "Patch margin", _patch_margin, needs=(IMAGES, PATCH_MAPS, NEIGHBORHOOD), one_sided=False
 )

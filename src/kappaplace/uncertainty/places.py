@@ -12,20 +12,20 @@ of the top match. PA compares with the second image, which usually shows the sam
 with the next place. If the map has no other place, s_outside is −1.
 
 **Aliasing** is a(R_1) − s_1, where a(R) is the highest similarity of reference R to references outside its
-neighborhood: how easily this place is confused with others, independent of the query. If the map has no other
-place, a is −1.
+neighborhood. It measures how easily a place is confused with others. If the map has no other place, a is −1.
 
-**z-score** is −(s_1 − mean)/deviation, with mean and standard deviation of the query's similarities to a
-fixed random sample of the references, or to all of them.
+**z-score** is −(s_1 − mean)/deviation. Mean and standard deviation are those of the query's similarities to a
+fixed random sample of the references.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.checks import choice, within
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.references import SAMPLE, draw
 from kappaplace.uncertainty.base import (
@@ -42,7 +42,7 @@ from kappaplace.uncertainty.base import (
 
 Distance = Literal["l2", "squared"]
 Cap = Literal["symmetric", "one-sided"]
-LOG_FLOOR = 1e-10  # in m², for matches that are all at the same position
+LOG_FLOOR = 1e-10  # in m², because the variance is 0 if all matches are at the same position
 
 
 def sue(
@@ -51,7 +51,7 @@ def sue(
     k: int = 10,
     distance: Distance = "l2",
     cap: Cap = "symmetric",
-    cap_metres: float = 500.0,
+    cap_meters: float = 500.0,
     log: bool = False,
     name: str | None = None,
 ) -> Score:
@@ -61,9 +61,9 @@ def sue(
         slope: Decay of the weights with the distance of descriptors.
         k: Number of matches; if fewer were retrieved, all of them are used.
         distance: Distance of descriptors: l2 or squared.
-        cap: Limit deviations in both directions (symmetric) or only upwards (one-sided).
-        cap_metres: Largest deviation of a position from the mean, in metres.
-        log: Return the logarithm.
+        cap: Whether deviations are limited in both directions (symmetric) or only upwards (one-sided).
+        cap_meters: Limit of the deviation of a position from the mean, in metres.
+        log: Whether to return the logarithm.
         name: Name of the score. Default: sue, or log-sue.
 
     Returns:
@@ -72,24 +72,20 @@ def sue(
     Raises:
         KappaPlaceError: If a setting is not valid.
     """
-    if distance not in get_args(Distance) or cap not in get_args(Cap):
-        raise KappaPlaceError(
-            "distance must be l2 or squared and cap must be symmetric or one-sided, got "
-            f"{distance!r} and {cap!r}."
-        )
-    if not (slope >= 0 and k >= 2 and cap_metres > 0):
-        raise KappaPlaceError(
-            "slope must be at least 0, k at least 2 and cap_metres above 0, got "
-            f"{slope:g}, {k} and {cap_metres:g}."
-        )
+    choice(distance, Distance, "distance")
+    choice(cap, Cap, "cap")
+    within(slope, "slope", 0)
+    within(k, "k", 2)
+    if not cap_meters > 0:
+        raise KappaPlaceError(f"cap_meters must be above 0, got {cap_meters:g}.")
 
     def variance(evidence: Evidence) -> Scores:
         d = evidence.distances[:, :k]
         d = d**2 if distance == "squared" else d
-        # Relative to the nearest match: its weight is 1 before normalization, so not all can underflow.
+        # Distances are relative to the nearest match, whose weight is then 1, so not all weights underflow.
         weights = np.exp(-slope * (d - d.min(axis=1, keepdims=True)))
         weights /= weights.sum(axis=1, keepdims=True)
-        return _capped_variance(evidence.match_positions[:, :k], weights, cap, cap_metres)
+        return _capped_variance(evidence.match_positions[:, :k], weights, cap, cap_meters)
 
     def query(evidence: Evidence) -> Scores:
         value = variance(evidence)
@@ -99,13 +95,14 @@ def sue(
     return Score(name or default[0], name or default[1], query, needs=(POSITIONS, at_least(2)))
 
 
-def _capped_variance(positions: Scores, weights: Scores, cap: Cap, metres: float) -> Scores:
+def _capped_variance(positions: Scores, weights: Scores, cap: Cap, meters: float) -> Scores:
     """Return the mean of the weighted variances of both axes; positions N×K×2, weights N×K."""
-    origin = positions[:, :1]  # for precision: UTM northings have seven digits before the decimal point
+    # Relative, for precision: UTM northings have seven digits before the decimal point.
+    origin = positions[:, :1]
     offset = positions - origin
     mean = np.einsum("nk,nkc->nc", weights, offset)[:, None]
-    lowest = -metres if cap == "symmetric" else -np.inf
-    deviation = np.clip(offset - mean, lowest, metres)
+    lowest = -meters if cap == "symmetric" else -np.inf
+    deviation = np.clip(offset - mean, lowest, meters)
     return np.einsum("nk,nkc->n", weights, deviation**2) / 2.0
 
 
@@ -141,7 +138,7 @@ def z_score(sample: int | None = SAMPLE, *, seed: int = 0, name: str = "z-score"
     """Return the z-score with these settings.
 
     Args:
-        sample: Number of references to compare with, sampled without replacement. None: all.
+        sample: Number of references to compare with, sampled without replacement. None for all references.
         seed: Random seed for the sample.
         name: Name of the score.
 
@@ -151,8 +148,7 @@ def z_score(sample: int | None = SAMPLE, *, seed: int = 0, name: str = "z-score"
     Raises:
         KappaPlaceError: If the sample is smaller than two.
     """
-    if sample is not None and sample < 2:
-        raise KappaPlaceError(f"sample must be at least 2, got {sample}.")
+    within(2 if sample is None else sample, "sample", 2)
 
     def query(evidence: Evidence) -> Scores:
         mean, deviation = evidence.background(_rows(evidence, sample, seed))

@@ -2,17 +2,15 @@
 
     p(z; μ, κ) = C_d(κ) · exp(κ μᵀz),     z, μ unit vectors in R^d,  κ > 0
 
-`amos` has the fast closed form that training uses and `bessel` the exact Bessel functions. `density` builds
-on either of them. `sampling` generates samples and multiplies several distributions.
+`bessel` has the fast closed form that training uses (Amos) and the exact Bessel functions. `distribution`
+builds densities, fits, samples and products on them.
 
 Half-precision inputs are computed in float32 and returned as float32, because κ up to 1e6 does not fit into
 float16.
 """
 
-from kappaplace.vmf.amos import bessel_ratio, log_partition
-from kappaplace.vmf.bessel import exact_bessel_ratio, exact_log_partition
-from kappaplace.vmf.density import best_kappa, fit_kappa, log_normalizer, nll
-from kappaplace.vmf.sampling import fuse, resultant, sample
+from kappaplace.vmf.bessel import bessel_ratio, exact_bessel_ratio, exact_log_partition, log_partition
+from kappaplace.vmf.distribution import best_kappa, fit_kappa, fuse, log_normalizer, nll, resultant, sample
 
 __all__ = [
     "bessel_ratio",

@@ -72,7 +72,7 @@ def test_only_what_is_new_is_embedded(tiny, images, embedded, tmp_path):
     )
 
 
-def test_moved_folders_are_recognised_and_changed_files_noticed(tiny, images, embedded, tmp_path):
+def test_moved_folders_are_recognized_and_changed_files_noticed(tiny, images, embedded, tmp_path):
     cache = EmbeddingStore.of(tiny, tmp_path / "cache")
     cache.embed(images)
     (tmp_path / "images").rename(tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""Readers of dataset layouts by name. To add one, add a file with a ``READER`` and a line here."""
+"""Readers of dataset layouts by name. To add one, add a file with a ``READER`` and its entry here."""
 
 from __future__ import annotations
 
@@ -6,36 +6,18 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from kappaplace.data.readers import (
-    amstertime,
-    at_names,
-    csv_folder,
-    gsv_cities,
-    gt_json,
-    msls,
-    photos,
-    pitts_mat,
-    rosbag,
-    video,
-    vpr_bench,
-)
+from kappaplace.checks import choice
+from kappaplace.data.readers import at_names, csv_folder, msls, photos, published, query_ref, rosbag, video
 from kappaplace.data.readers.layout import Reader
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import telling
 
-_MODULES = (
-    *(at_names, pitts_mat, msls, amstertime, gsv_cities, vpr_bench, gt_json),
-    *(photos, csv_folder, video, rosbag),
+_READERS = (
+    *(at_names.READER, published.PITTSBURGH, msls.READER, published.AMSTERTIME, published.GSV_CITIES),
+    *(query_ref.VPR_BENCH, query_ref.GT_JSON, photos.READER, csv_folder.READER, video.READER, rosbag.READER),
 )
-READERS: dict[str, Reader] = {module.READER.name: module.READER for module in _MODULES}
-
-
-def get_reader(layout: str) -> Reader:
-    """Return the reader of a layout; fail if there is none."""
-    if layout not in READERS:
-        raise KappaPlaceError(f"Unknown layout {layout!r}. Choose from: {', '.join(READERS)}.")
-    return READERS[layout]
+READERS: dict[str, Reader] = {reader.name: reader for reader in _READERS}
 
 
 def read_layout(
@@ -55,7 +37,8 @@ def read_layout(
     Raises:
         KappaPlaceError: If the layout or an option is unknown, or the dataset cannot be read.
     """
-    reader = get_reader(layout)
+    choice(layout, READERS, "layout")
+    reader = READERS[layout]
     parameters = inspect.signature(reader.read).parameters
     converted: dict[str, str | float | Callable[[str], bool]] = {}
     for key, value in options.items():

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import join_zones
-from kappaplace.data.readers.layout import Reader, check_folder, first_folder, images_or_error
-from kappaplace.data.readers.text import unix_time
+from kappaplace.data.readers.layout import Reader, check_folder, first_folder, images_or_error, unix_time
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track
@@ -39,9 +38,10 @@ def read(
     Args:
         folder: Folder of the dataset.
         split: train, val or test. Required if several exist.
-        queries: Name of the query folder. Required if several exist.
-        database: Name of the reference folder. Default: database, gallery, ref or references.
-        radius: Distance in metres within which a reference is a positive.
+        queries: Query folder: v1, v2, night, occlusion, …, with or without queries_. Required if several
+            exist.
+        database: Reference folder. Default: database, gallery, ref or references.
+        radius: Distance in metres within which a reference is a positive. Default: 25.
 
     Returns:
         The table.
@@ -134,7 +134,7 @@ def _table(paths: list[str], is_query: list[bool], root: Path, radius: float) ->
 
 
 def _epsg(cells: list[str]) -> int:
-    """Return the EPSG code of zone number and latitude letter; 0 if omitted (for invented coordinates)."""
+    """Return the EPSG code of zone number and latitude letter; 0 if the name has none."""
     if len(cells) <= _LETTER + 1 or not cells[_ZONE] or not cells[_LETTER]:
         return 0
     zone, letter = int(cells[_ZONE]), cells[_LETTER].upper()
@@ -160,10 +160,4 @@ READER = Reader(
     "at-names",
     "poses in file names, @utm_east@utm_north@…@.jpg, in SPLIT/{database, queries…} (SF-XL, VPR downloader)",
     read,
-    {
-        "split": "train, val or test; required if several exist",
-        "queries": "query folder: v1, v2, night, occlusion, … (with or without queries_)",
-        "database": "reference folder (default: database, gallery, ref)",
-        "radius": "distance in metres within which a reference is a positive (default: 25)",
-    },
 )

@@ -14,8 +14,18 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import project
-from kappaplace.data.readers.layout import Reader, check_folder, list_images, select_file
-from kappaplace.data.readers.text import Row, labels, number, parse_column, read_rows, unix_times
+from kappaplace.data.readers.layout import (
+    Reader,
+    Row,
+    check_folder,
+    labels,
+    list_images,
+    number,
+    parse_column,
+    read_rows,
+    select_file,
+    unix_times,
+)
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 
@@ -74,7 +84,7 @@ def understand(header: list[str], columns: str, file: Path) -> tuple[dict[str, s
     meaning = {m: c for m, c in (guessed | named).items() if c}
     if "path" not in meaning:
         raise KappaPlaceError(
-            f"Name the column of file names with columns=path=…. {file} has {', '.join(header)}."
+            f"{file} has no column of file names, only {', '.join(header)}. Name it with columns=path=…."
         )
     kind = _coordinate_kind(meaning, {m for m, c in named.items() if c}, file)
     unused = {m for other, needed in _KINDS.items() if other != kind for m in needed}
@@ -144,7 +154,7 @@ class Sheet:
 
     @property
     def first_rows(self) -> list[int]:
-        """Rows with the first mention of an image."""
+        """Row of the first mention of each image."""
         return sorted({path: row for row, path in reversed(list(enumerate(self.paths)))}.values())
 
 
@@ -162,9 +172,10 @@ def read(
     Args:
         folder: Folder of the images.
         csv: The CSV file. Default: the only one in the folder.
-        columns: Columns that replace guesses, for example ``"path=file,lat=Y,lon=X"``.
-        frame: Frame of UTM coordinates, for example EPSG:32610.
-        radius: Distance in metres within which a reference is a positive.
+        columns: Columns that replace guesses, such as path=file,lat=Y,lon=X. query= excludes one.
+            Default: guess all of them.
+        frame: Frame of UTM coordinates, such as EPSG:32610.
+        radius: Distance in metres within which a reference is a positive. Default: 25.
         ask: Function that confirms the guessed columns. Default: accept them.
 
     Returns:
@@ -181,7 +192,7 @@ def open_sheet(root: Path, csv: str, columns: str, ask: Ask) -> Sheet:
     if not rows:
         raise KappaPlaceError(f"{file} contains no rows. Add a row per image.")
     meaning, kind = understand(list(rows[0]), columns, file)
-    paths, by_end = _match_images(root, parse_column(rows, meaning["path"], str, file), file)
+    paths, by_end = _match_images(root, rows, meaning["path"], file)
     sheet = Sheet(file, rows, meaning, kind, paths)
     text = "Columns: " + ", ".join(f"{k} = {v!r}" for k, v in meaning.items()) + f"; coordinates: {kind}"
     if by_end:
@@ -264,7 +275,7 @@ def is_query(cell: str) -> bool:
     return word in _QUERY
 
 
-def _match_images(root: Path, names: list[str], file: Path) -> tuple[list[str], int]:
+def _match_images(root: Path, rows: list[Row], column: str, file: Path) -> tuple[list[str], int]:
     """Return the names of the CSV file as paths below the folder, and how many matched only an end of a path.
 
     A name is a path below ``root``, the end of the path of exactly one image (which is in a subfolder), or a
@@ -276,11 +287,14 @@ def _match_images(root: Path, names: list[str], file: Path) -> tuple[list[str], 
     ends = _ends(images)
     own_name = root.resolve().name
     paths, by_end = [], 0
-    for row, written in enumerate(names, start=1):
+    for row in rows:
+        written = row[column].strip()
         name = posixpath.normpath(written.replace("\\", "/")) if written else ""
         path = name if name in present else ends.get(name) or _below(own_name, name, present)
         if not path:
-            raise KappaPlaceError(f"{file} row {row}: expected exactly one image {written!r} below {root}.")
+            raise KappaPlaceError(
+                f"{file} line {row.line}: {written!r} must name exactly one image below {root}."
+            )
         by_end += path != name
         paths.append(path)
     return paths, by_end
@@ -305,13 +319,5 @@ def _below(folder: str, name: str, present: set[str]) -> str:
 
 
 READER = Reader(
-    "csv",
-    "a folder of images and a CSV file with lat/lon, UTM or x/y; columns are guessed and shown",
-    read,
-    {
-        "csv": "the CSV file (default: the only one in the folder)",
-        "columns": "columns that replace guesses: path=file,lat=Y,lon=X,heading=…; query= excludes one",
-        "frame": "frame of UTM coordinates, for example EPSG:32610",
-        "radius": "distance in metres within which a reference is a positive (default: 25)",
-    },
+    "csv", "a folder of images and a CSV file with lat/lon, UTM or x/y; columns are guessed and shown", read
 )

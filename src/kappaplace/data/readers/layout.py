@@ -1,35 +1,48 @@
-"""Helpers of all readers: the record of a layout, listings of image folders, tables with given positives."""
+"""Helpers of all readers: the record of a layout, listings of image folders, CSV files and their cells."""
 
 from __future__ import annotations
 
+import csv
+import inspect
+import math
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
-from kappaplace.data.near import Neighborhood
-from kappaplace.data.positives import Positives
+import numpy as np
+from numpy.typing import NDArray
+
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.types import Json
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif")
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One layout: its name, description, function and options."""
+    """One layout: its name, description and function. Keywords of the function are options of the layout."""
 
     name: str
     summary: str
     """The layout in one line, as a user recognizes it on disk."""
     read: Callable[..., PlaceImages]
-    """``read(folder, **options) -> PlaceImages``."""
-    options: dict[str, str] = field(default_factory=dict)
-    """Help text of each option, with its default."""
+    """Function that reads the layout: ``read(folder, **options) -> PlaceImages``."""
     extra: str = ""
     """Extra that must be installed. Default: none."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Help text of each option: its lines under ``Args:`` in the docstring of ``read``."""
+        lines = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(self.read) or "", re.MULTILINE)
+        texts = {name: " ".join(text.split()) for name, text in lines}
+        parameters = inspect.signature(self.read).parameters.values()
+        names = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "ask"]
+        return {name: texts.get(name, "") for name in names}
 
 
 def check_folder(folder: str | Path) -> Path:
@@ -137,59 +150,180 @@ def first_folder(parent: Path, names: Iterable[str]) -> Path | None:
     return next((parent / name for name in names if (parent / name).is_dir()), None)
 
 
-@dataclass(frozen=True)
-class QueryReferenceImages:
-    """A dataset in two folders, with the images of each in natural order (2 before 10)."""
-
-    root: Path
-    query: Path
-    reference: Path
-    queries: list[str]
-    references: list[str]
+T = TypeVar("T")
 
 
-def query_and_reference_images(root: Path) -> QueryReferenceImages:
-    """List the images of query/ and ref/ (or queries/ and database/)."""
-    query = first_folder(root, ("query", "queries", "live"))
-    reference = first_folder(root, ("ref", "reference", "references", "database", "gallery"))
-    if query is None or reference is None:
-        raise KappaPlaceError(f"{root} must have folders 'query' (or 'queries') and 'ref' (or 'database').")
-    queries, references = images_or_error(query, natural=True), images_or_error(reference, natural=True)
-    return QueryReferenceImages(root, query, reference, queries, references)
+class Row(dict[str, str]):
+    """A row of a CSV file: cells by column name."""
+
+    line: int
+    """Number of the line in the file, from 1."""
 
 
-def query_reference_table(
-    images: QueryReferenceImages, lists: list[list[int]], neighborhood: Neighborhood
-) -> PlaceImages:
-    """Build a table of references, then queries.
+def read_rows(file: Path, columns: Iterable[str] = ()) -> list[Row]:
+    """Read a CSV file.
 
     Args:
-        images: The images.
-        lists: Reference numbers of the positives of each query.
-        neighborhood: References of the same place.
+        file: The file, with a header; separated by commas, semicolons or tabs.
+        columns: Columns that must exist.
 
     Returns:
-        The table.
+        The rows.
+
+    Raises:
+        KappaPlaceError: If the file is missing, is not a CSV file or has no such column.
     """
-    n = len(images.references)
-    return PlaceImages.create(
-        [f"{images.reference.name}/{name}" for name in images.references]
-        + [f"{images.query.name}/{name}" for name in images.queries],
-        is_query=[False] * n + [True] * len(images.queries),
-        root=images.root,
-        name=images.root.name,
-        neighborhood=neighborhood,
-        given_positives=Positives.from_lists(lists, n),
-    )
+    if not file.is_file():
+        raise KappaPlaceError(f"{file} is missing. The layout requires it.")
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            header = stream.readline()
+            stream.seek(0)
+            reader = csv.reader(stream, delimiter=max(",;\t", key=header.count))
+            table = [(reader.line_num, cells) for cells in reader]
+    except UnicodeDecodeError as error:
+        raise KappaPlaceError(
+            f"{file} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}). "
+            "Save it as UTF-8."
+        ) from None
+    except csv.Error as error:
+        raise KappaPlaceError(f"{file} cannot be read as CSV ({error}). Correct it.") from None
+    names = table[0][1] if table else []
+    missing = [name for name in columns if name not in names]
+    if missing:
+        raise KappaPlaceError(f"{file} has no column {missing[0]}, only {', '.join(names) or 'none'}.")
+    rows = []
+    for line, cells in table[1:]:
+        if not cells:
+            continue
+        if any(cell.strip() for cell in cells[len(names) :]):  # empty: a trailing separator
+            raise KappaPlaceError(
+                f"{file} line {line}: expected {len(names)} cells as in the header, got {len(cells)}. "
+                "Put text that contains the separator in quotes."
+            )
+        row = Row(zip(names, cells + [""] * (len(names) - len(cells)), strict=False))
+        row.line = line
+        rows.append(row)
+    return rows
 
 
-def index_of(value: Json) -> int:
-    """Return an index of a file; fail unless it is an integer from 0. Booleans and fractions are invalid.
+def parse_column(rows: Sequence[Row], column: str, parse: Callable[[str], T], file: Path) -> list[T]:
+    """Convert every cell of a column.
 
-    >>> index_of(3), index_of(3.0)
-    (3, 3)
+    Args:
+        rows: Rows of the file.
+        column: Name of the column.
+        parse: Converts a cell; it raises KappaPlaceError or ValueError for invalid text.
+        file: The file, for messages.
+
+    Returns:
+        One value per row.
+
+    Raises:
+        KappaPlaceError: If a cell is invalid; the message has file, line and column.
     """
-    index = int(value) if isinstance(value, float) and value.is_integer() else value
-    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-        raise ValueError(f"{value!r} is not an index, which must be an integer from 0")
-    return index
+    values = []
+    for cells in rows:
+        try:
+            values.append(parse(cells[column].strip()))
+        except (KappaPlaceError, ValueError) as error:
+            message = str(error).rstrip(".")
+            raise KappaPlaceError(f"{file} line {cells.line}, column {column}: {message}.") from None
+    return values
+
+
+def number(text: str | None) -> float:
+    """Return a cell as a number; an empty cell is NaN."""
+    text = (text or "").strip()
+    if not text:
+        return float("nan")
+    try:
+        return float(text)
+    except ValueError:
+        raise KappaPlaceError(f"{text!r} is not a number.") from None
+
+
+def integer(text: str) -> int:
+    """Return a cell as an integer; an empty cell is invalid."""
+    try:
+        return int(text)
+    except ValueError:
+        raise KappaPlaceError(f"{text!r} is not an integer.") from None
+
+
+def labels(names: Iterable[str]) -> NDArray[np.int64]:
+    """Number place names 0, 1, 2 … in order of first appearance; an empty name is −1."""
+    numbers: dict[str, int] = {"": -1}
+    return np.array([numbers.setdefault(name, len(numbers) - 1) for name in names], dtype=np.int64)
+
+
+_COMPACT = re.compile(r"(19|20)\d{2}(\d{2}){0,2}(_(\d{2}){1,3})?")
+_UNITS = (1e9, 1e6, 1e3)  # nano-, micro- and milliseconds, detected by their size (after 1973)
+
+
+@lru_cache(maxsize=4096)  # file names repeat the same few months
+def unix_time(text: str) -> float:
+    """Return one date or number as seconds since 1970; NaN if it is neither.
+
+    Dates without a time zone are UTC. Formats: ISO 8601, EXIF's ``2020:05:31 12:00:00``, ``20200531_120000``
+    and its beginnings (``202005``, ``2020``), and seconds, milliseconds, microseconds or nanoseconds since
+    1970. For a whole column use :func:`unix_times`, which has more evidence.
+
+    >>> unix_time("1970-01-02"), unix_time("197001"), unix_time("86400")
+    (86400.0, 0.0, 86400.0)
+    """
+    text = text.strip()
+    if _COMPACT.fullmatch(text):
+        return _compact(text)
+    value = _float(text)
+    return _iso(text) if math.isnan(value) else value / _unit(abs(value))
+
+
+def unix_times(cells: Sequence[str]) -> list[float]:
+    """Return a column of dates or numbers as seconds since 1970; NaN for empty or invalid cells.
+
+    The format of numbers is the same for the whole column. Digits are dates (``202005``, ``20200531_1200``)
+    only if every cell is a date, and all numbers have the unit of the largest. Four digits are never a year
+    here, because seconds since the start of a recording also pass through 1900 to 2099.
+
+    >>> unix_times(["1898", "1999", "2000"]), unix_times(["197001", "", "197002"])
+    ([1898.0, 1999.0, 2000.0], [0.0, nan, 2678400.0])
+    """
+    texts = [cell.strip() for cell in cells]
+    dates = all(_COMPACT.fullmatch(t) and len(t) > 4 and math.isfinite(_compact(t)) for t in texts if t)
+    if dates:
+        return [_compact(text) if text else float("nan") for text in texts]
+    values = [_float(text) for text in texts]
+    unit = _unit(max((abs(value) for value in values if math.isfinite(value)), default=0.0))
+    return [v / unit if math.isfinite(v) else _iso(text) for text, v in zip(texts, values, strict=True)]
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _unit(largest: float) -> float:
+    return next((unit for unit in _UNITS if largest > 1e8 * unit), 1.0)
+
+
+def _compact(text: str) -> float:
+    digits = text.replace("_", "")
+    padded = digits + "00000101000000"[len(digits) :]
+    try:
+        return datetime.strptime(padded, "%Y%m%d%H%M%S").replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return float("nan")
+
+
+def _iso(text: str) -> float:
+    exif = re.fullmatch(r"(\d{4}):(\d{2}):(\d{2})([ T].*)?", text)
+    if exif:
+        text = "-".join(exif.group(1, 2, 3)) + (exif.group(4) or "")
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return float("nan")
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()

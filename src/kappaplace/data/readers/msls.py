@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.checks import choice
 from kappaplace.data.geodesy import (
     ZONE_SHIFT,
     circular_median,
@@ -17,8 +18,7 @@ from kappaplace.data.geodesy import (
     utm_epsg,
     zone_index,
 )
-from kappaplace.data.readers.layout import Reader, check_folder
-from kappaplace.data.readers.text import Row, number, read_rows, unix_time
+from kappaplace.data.readers.layout import Reader, Row, check_folder, number, read_rows, unix_time
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 
@@ -58,18 +58,17 @@ def read(
 
     Args:
         folder: Folder of the dataset.
-        cities: val, train, test, or names separated by commas.
-        queries: "all", or "subtask" for the images that the ``subtask`` column marks and their queries with
-            a positive. For the two validation cities, these are the 740 queries of most papers.
-        subtask: Column of subtask_index.csv.
-        radius: Distance in metres within which a reference is a positive.
+        cities: val, train, test, or names separated by commas. Default: val.
+        queries: all, or subtask for the images that the column subtask marks and their queries with a
+            positive: in the two validation cities, the 740 queries of most papers. Default: all.
+        subtask: Column of subtask_index.csv: all, s2w, w2s, o2n, n2o, d2n or n2d. Default: all.
+        radius: Distance in metres within which a reference is a positive. Default: 25.
 
     Returns:
         The table.
     """
     root = check_folder(folder)
-    if queries not in ("all", "subtask"):
-        raise KappaPlaceError(f"queries must be all or subtask, got {queries!r}.")
+    choice(queries, ("all", "subtask"), "selection of queries")
     parts = []
     for city in CITIES.get(cities) or tuple(cities.split(",")):
         city_folder = _city_folder(root, city)
@@ -121,7 +120,10 @@ def _read_role(folder: Path, root: Path, city: str, subtask: str) -> _Columns:
     sequence = read_rows(folder / "seq_info.csv") if (folder / "seq_info.csv").is_file() else []
     for other in (post, sequence, index):
         if other and len(other) != len(raw):
-            raise KappaPlaceError(f"CSV files in {folder} differ: {len(raw)} and {len(other)} rows.")
+            raise KappaPlaceError(
+                f"CSV files in {folder} must have the same number of rows, got {len(raw)} and {len(other)}. "
+                "Download them again."
+            )
     keep = np.array([row.get("pano") != "True" for row in raw], dtype=bool)
     if subtask:
         if index and subtask not in index[0]:
@@ -161,20 +163,12 @@ def _positions(raw: list[Row], post: list[Row], posed: bool) -> tuple[NDArray[np
     return positions, codes[at]
 
 
-def _condition(city: str, row: Row, sequence: Row) -> str:
+def _condition(city: str, row: Row, sequence: dict[str, str]) -> str:
     """Return city, light and sequence: a sequence is a drive, with its own frame numbers."""
     light = "" if "night" not in row else "night" if row["night"] == "True" else "day"
     return " ".join(part for part in (city, light, sequence.get("sequence_key", "")) if part)
 
 
 READER = Reader(
-    "msls",
-    "Mapillary SLS: train_val/CITY/{query, database}/{raw, postprocessed, …}.csv and images/",
-    read,
-    {
-        "cities": "val, train, test or names separated by commas (default: val)",
-        "queries": "all, or subtask: queries with a positive, marked in subtask_index.csv (default: all)",
-        "subtask": "column of subtask_index.csv: all, s2w, w2s, o2n, n2o, d2n, n2d (default: all)",
-        "radius": "distance in metres within which a reference is a positive (default: 25)",
-    },
+    "msls", "Mapillary SLS: train_val/CITY/{query, database}/{raw, postprocessed, …}.csv and images/", read
 )

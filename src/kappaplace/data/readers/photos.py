@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from kappaplace.data.geodesy import project
 from kappaplace.data.images import open_image
 from kappaplace.data.readers.csv_folder import Ask, open_sheet, sheet_table
-from kappaplace.data.readers.layout import Reader, check_folder, images_or_error
-from kappaplace.data.readers.text import unix_time
+from kappaplace.data.readers.layout import Reader, check_folder, images_or_error, unix_time
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track
@@ -32,6 +31,8 @@ class PhotoPose(NamedTuple):
     heading: float = float("nan")
     accuracy: float = float("nan")
     timestamp: float = float("nan")
+    clock: float = float("nan")
+    """Time of the camera's clock, without its zone: the same for all photos of a trip."""
 
 
 def read(
@@ -50,11 +51,12 @@ def read(
     Args:
         folder: The folder.
         queries: Subfolder whose photos are queries. Default: no queries.
-        csv: CSV file that replaces EXIF data for the photos that it names.
+        csv: CSV file that places photos without GPS and replaces EXIF data. Default: none.
         columns: Columns of the CSV file that replace guesses, as in the layout csv.
-        frame: Frame of UTM coordinates in the CSV file, for example EPSG:32610.
-        max_accuracy: Worst GPS accuracy in metres; less accurate photos have no position.
+        frame: Frame of UTM coordinates in the CSV file, such as EPSG:32610.
+        max_accuracy: Worst GPS accuracy in metres; less accurate photos have no position. Default: 100.
         radius: Distance in metres within which a reference is a positive, before the accuracy is added.
+            Default: 25.
         ask: Function that confirms the guessed columns. Default: accept them.
 
     Returns:
@@ -62,7 +64,7 @@ def read(
     """
     root = check_folder(folder)
     paths = images_or_error(root)
-    lat, lon, heading, accuracy, timestamp = _exif(root, paths).T
+    lat, lon, heading, accuracy, timestamp, _ = _exif(root, paths).T
     vague = accuracy > max_accuracy
     lat, lon, accuracy = (np.where(vague, np.nan, values) for values in (lat, lon, accuracy))
     folders = np.array([path.rpartition("/")[0] for path in paths], dtype=np.dtypes.StringDType())
@@ -107,18 +109,16 @@ def read_pose(file: Path) -> PhotoPose:
     if no_fix or not (np.isfinite(lat) and np.isfinite(lon)):
         lat = lon = float("nan")
     elif abs(lat) > 84 or abs(lon) > 180:
-        raise KappaPlaceError(
-            f"{file} has the EXIF position {lat:g}, {lon:g}, outside UTM (±84°, ±180°). Correct it."
-        )
+        raise KappaPlaceError(f"{file} has the EXIF position {lat:g}, {lon:g}, outside UTM. Correct it.")
     taken, zone = _text(details.get(36867) or exif.get(306)), _text(details.get(36881))
-    time = unix_time(taken)
+    time = local = unix_time(taken)
     clock = _numbers(gps.get(7))
     if taken and re.fullmatch(r"[+-]\d{2}:\d{2}", zone):
         time = unix_time(taken + zone)
     elif gps.get(29) and clock:  # GPS time (UTC) is better than a clock without a time zone
         hours, minutes, seconds = [*clock, 0.0, 0.0][:3]
         time = unix_time(_text(gps[29])) + hours * 3600 + minutes * 60 + seconds
-    facts = (_number(gps.get(17)), _number(gps.get(31)), time)
+    facts = (_number(gps.get(17)), _number(gps.get(31)), time, local)
     return PhotoPose(lat, lon, *(value if np.isfinite(value) else float("nan") for value in facts))
 
 
@@ -177,7 +177,7 @@ def _roles(root: Path, paths: list[str], queries: str) -> NDArray[np.bool_]:
     head = "" if below == Path() else below.as_posix() + "/"
     roles = np.array([path.startswith(head) for path in paths])
     if not roles.any():
-        raise KappaPlaceError(f"{root / queries} contains no photo of {root}, so there would be no query.")
+        raise KappaPlaceError(f"{root / queries} contains no photo of {root}. Choose another subfolder.")
     return roles
 
 
@@ -193,7 +193,7 @@ def _number(value: SupportsFloat | str | None) -> float:
 
 
 def _numbers(value: object) -> list[float]:
-    """Return up to three numbers: cameras may write degrees alone, and damaged files have hundreds."""
+    """Return the one to three numbers of a value; nothing for longer values, which damaged files contain."""
     parts = value if isinstance(value, tuple | list) else () if value is None else (value,)
     return [_number(part) for part in parts] if len(parts) <= 3 else []
 
@@ -209,13 +209,4 @@ READER = Reader(
     "photos",
     "a folder of photos with GPS and direction in EXIF (JPEG, PNG, WebP; extra heic for HEIC files)",
     read,
-    {
-        "queries": "subfolder whose photos are queries (default: no queries)",
-        "csv": "CSV file that places photos without GPS: path and lat/lon, UTM or x/y, and other columns",
-        "columns": "columns of the CSV file that replace guesses, as in the layout csv",
-        "frame": "frame of UTM coordinates in the CSV file, for example EPSG:32610",
-        "max_accuracy": "worst GPS accuracy in metres; less accurate photos have no position (default: 100)",
-        "radius": "distance in metres within which a reference is a positive, before the accuracy is added "
-        "(default: 25)",
-    },
 )

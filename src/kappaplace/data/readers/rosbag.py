@@ -17,7 +17,7 @@ from kappaplace.data.readers.layout import Reader
 from kappaplace.data.readers.trajectory import Trajectory, sample_by_distance
 from kappaplace.data.readers.video import frames_folder, frames_table
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError, import_extra
 from kappaplace.files import reason, write_file
 from kappaplace.progress import track
 
@@ -60,10 +60,10 @@ def read_bag(
     Args:
         folder: The bag: a ROS 2 folder, or a .bag or .mcap file.
         image_topic: Topic of the images. Default: the only one.
-        pose_topic: Topic of GPS, odometry or poses. Default: the only one, GPS first.
-        every: Distance between images in metres.
+        pose_topic: Topic of NavSatFix, Odometry or PoseStamped. Default: the only one, GPS first.
+        every: Distance between images in metres. Default: 2.
         frames: Folder for the images. Default: BAG_frames next to the bag.
-        radius: Distance in metres within which a reference is a positive.
+        radius: Distance in metres within which a reference is a positive. Default: 25.
 
     Returns:
         The table.
@@ -130,15 +130,12 @@ def whole_poses(bag: Path, pose_topic: str = "") -> tuple[NDArray[np.float64], N
 @contextmanager
 def _open_bag(bag: Path) -> Iterator[AnyReader]:
     """Open a bag; every error becomes one message."""
-    try:
-        from rosbags.highlevel import AnyReader
-        from rosbags.typesys import Stores, get_typestore
-    except ImportError:
-        raise MissingExtra("Reading ROS bags", "rosbag") from None
+    extra = ("Reading ROS bags", "rosbag")
+    highlevel, typesys = (import_extra(f"rosbags.{name}", *extra) for name in ("highlevel", "typesys"))
     # Bags of ROS 2 Foxy and older contain no message definitions; the common ones have not changed since.
-    types = get_typestore(Stores.ROS2_HUMBLE)
+    types = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
     try:
-        with AnyReader([bag], default_typestore=types) as reader:
+        with highlevel.AnyReader([bag], default_typestore=types) as reader:
             yield reader
     except KappaPlaceError:
         raise
@@ -199,10 +196,8 @@ def _trajectory(reader: AnyReader, connections: list[Connection]) -> Trajectory:
     if not satellite:
         return Trajectory(np.array(times), array)
     positions, frame = project(array[:, 0], array[:, 1])
-    accuracy = np.array(spread)
-    return Trajectory(
-        np.array(times), positions, frame, accuracy=accuracy if np.isfinite(accuracy).all() else None
-    )
+    accuracy = np.array(spread) if np.isfinite(spread).all() else None
+    return Trajectory(np.array(times), positions, frame, accuracy=accuracy)
 
 
 def _write_images(reader: AnyReader, connections: list[Connection], rows: set[int], out: Path) -> list[Path]:
@@ -254,15 +249,5 @@ def _pixels(message: RawImage) -> NDArray[np.uint8]:
 
 
 READER = Reader(
-    "rosbag",
-    "a ROS 1 bag, ROS 2 bag or MCAP file with images and GPS or odometry",
-    read_bag,
-    {
-        "image_topic": "topic of the images (default: the only one)",
-        "pose_topic": "topic of NavSatFix, Odometry or PoseStamped (default: the only one, GPS first)",
-        "every": "distance between images in metres (default: 2)",
-        "frames": "folder for the images (default: BAG_frames next to the bag)",
-        "radius": "distance in metres within which a reference is a positive (default: 25)",
-    },
-    extra="rosbag",
+    "rosbag", "a ROS 1 bag, ROS 2 bag or MCAP file with images and GPS or odometry", read_bag, extra="rosbag"
 )

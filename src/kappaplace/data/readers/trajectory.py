@@ -11,10 +11,12 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation, Slerp
 
+from kappaplace.checks import choice, within
 from kappaplace.data.geodesy import project
 from kappaplace.data.poses import PLANAR, Poses, as_planar, check_poses, poses_from_matrices, wrap_angle
-from kappaplace.data.readers.text import unix_time
+from kappaplace.data.readers.layout import unix_time
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import telling
 
 _PLANES = {"xy": (0, 1), "xz": (0, 2), "yz": (1, 2)}
 
@@ -24,13 +26,13 @@ class Trajectory:
     """Positions of a camera over time."""
 
     time: NDArray[np.float64]
-    """Seconds; frame numbers for KITTI."""
+    """Times in seconds; frame numbers for KITTI."""
     positions: NDArray[np.float64]
-    """N×2 metres."""
+    """Positions in metres, N×2."""
     frame: str = "local"
     """Frame of the positions."""
     by_frame: bool = False
-    """KITTI: pose i belongs to frame i, and there is no clock."""
+    """Whether pose i belongs to frame i and there are no times, as in KITTI."""
     accuracy: NDArray[np.float64] | None = None
     """Accuracy of each position in metres, if known."""
 
@@ -103,62 +105,40 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
     Raises:
         KappaPlaceError: If the file is not a trajectory.
     """
-    if not file.is_file():
-        raise KappaPlaceError(f"There is no trajectory {file}. Check the path.")
     if file.suffix.lower() == ".gpx":
         return _read_gpx(file)
-    numbers = pose_numbers(file)
-    width = numbers.shape[1]
-    if plane and plane not in _PLANES:
-        raise KappaPlaceError(f"plane must be one of {', '.join(_PLANES)}, got {plane!r}.")
-    if width == 8:
-        return Trajectory(numbers[:, 0], numbers[:, 1:4][:, _PLANES[plane or "xy"]])
-    if width == 12:
-        translation = numbers[:, [3, 7, 11]]
-        return Trajectory(
-            np.arange(float(len(numbers))), translation[:, _PLANES[plane or "xz"]], by_frame=True
-        )
-    raise _wrong_width(file, width)
+    if plane:
+        choice(plane, _PLANES, "plane")
+    time, numbers, by_frame = _pose_numbers(file)
+    positions = numbers[:, [3, 7, 11]] if by_frame else numbers[:, :3]
+    return Trajectory(time, positions[:, _PLANES[plane or ("xz" if by_frame else "xy")]], by_frame=by_frame)
 
 
-def pose_numbers(file: Path) -> NDArray[np.float64]:
-    """Read a text file with one pose per line: 8 columns for TUM, 12 for KITTI."""
+def _pose_numbers(file: Path) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
+    """Read a text file with one pose per line; return times, poses, and whether it is a KITTI file."""
     if not file.is_file():
         raise KappaPlaceError(f"There is no trajectory {file}. Check the path.")
-    first = _first_line(file)
-    if not first:
-        raise KappaPlaceError(f"{file} is empty. A trajectory needs at least two poses.")
-    try:
-        return np.loadtxt(file, comments="#", ndmin=2, delimiter="," if "," in first else None)
-    except ValueError as error:
-        raise KappaPlaceError(f"{file} is not a table of numbers ({error}). Use TUM or KITTI.") from None
-
-
-def _wrong_width(file: Path, width: int) -> KappaPlaceError:
-    return KappaPlaceError(f"{file} has {width} numbers per line. TUM has 8 and KITTI 12; GPX is XML.")
-
-
-def _first_line(file: Path) -> str:
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        return next((line for line in stream if line.strip() and not line.startswith("#")), "")
+    with telling(f"{file} is not a trajectory in TUM or KITTI format"):
+        lines = file.read_text(encoding="utf-8", errors="replace").replace(",", " ").splitlines()
+        rows = [words for line in lines if (words := line.partition("#")[0].split())]
+        numbers = np.array(rows, np.float64, ndmin=2)
+    width = numbers.shape[1]
+    if width == 8:
+        return numbers[:, 0], numbers[:, 1:], False
+    if width == 12:
+        return np.arange(float(len(numbers))), numbers, True
+    raise KappaPlaceError(f"{file} must have 8 (TUM) or 12 (KITTI) numbers per line, got {width}.")
 
 
 def _read_gpx(file: Path) -> Trajectory:
-    try:
+    with telling(f"{file} is not valid GPX"):
         text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise KappaPlaceError(f"{file} is not UTF-8 text. Save it as UTF-8.") from None
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise KappaPlaceError(f"{file} declares XML entities, which are not allowed in GPX files.")
-    try:
+        if "<!DOCTYPE" in text or "<!ENTITY" in text:
+            raise KappaPlaceError(f"{file} declares XML entities, which are not allowed in GPX files.")
         tree = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise KappaPlaceError(f"{file} is not valid GPX ({error}).") from None
     points = [e for e in tree.iter() if e.tag.rpartition("}")[2] in ("trkpt", "rtept")]
-    times = []
-    for point in points:
-        stamp = next((e.text or "" for e in point if e.tag.rpartition("}")[2] == "time"), "")
-        times.append(unix_time(stamp))
+    stamps = [[e.text or "" for e in p if e.tag.rpartition("}")[2] == "time"] for p in points]
+    times = [unix_time(stamp[0]) if stamp else np.nan for stamp in stamps]
     if len(points) < 2 or np.isnan(times).any():
         raise KappaPlaceError(f"{file} has fewer than two points with a time. Use a longer recording.")
     positions, frame = project(*(_degrees(points, side, file) for side in ("lat", "lon")))
@@ -184,11 +164,11 @@ class TimedPoses:
     """Poses of a camera over time."""
 
     time: NDArray[np.float64]
-    """Seconds; frame numbers for KITTI."""
+    """Times in seconds; frame numbers for KITTI."""
     poses: Poses
     """N×3 (x, y, yaw) or N×7 (x, y, z, quaternion), in metres and radians."""
     by_frame: bool = False
-    """KITTI: pose i belongs to frame i, and there is no clock."""
+    """Whether pose i belongs to frame i and there are no times, as in KITTI."""
 
     def __post_init__(self) -> None:
         if len(self.time) != len(self.poses) or len(self.time) < 2:
@@ -235,20 +215,14 @@ def read_poses(file: str | Path, dimensions: int = 2) -> TimedPoses:
         KappaPlaceError: If the file is not a trajectory.
     """
     file = Path(file)
-    if dimensions not in (2, 3):
-        raise KappaPlaceError(f"dimensions must be 2 or 3, got {dimensions}.")
+    within(dimensions, "dimensions", 2, 3)
     if file.suffix.lower() == ".gpx":
         if dimensions == 3:
             raise KappaPlaceError(f"{file} contains no directions. Use a GPX file in two dimensions only.")
         path = read_trajectory(file)
         return TimedPoses(path.time, from_headings(path.positions, headings(path.positions)))
-    numbers = pose_numbers(file)
-    if numbers.shape[1] == 8:
-        time, poses, by_frame = numbers[:, 0], check_poses(numbers[:, 1:], f"poses of {file}"), False
-    elif numbers.shape[1] == 12:
-        time, poses, by_frame = np.arange(float(len(numbers))), _from_kitti(numbers, file), True
-    else:
-        raise _wrong_width(file, numbers.shape[1])
+    time, numbers, by_frame = _pose_numbers(file)
+    poses = _from_kitti(numbers, file) if by_frame else check_poses(numbers, f"poses of {file}")
     if not np.isfinite(time).all():
         raise KappaPlaceError(f"Some times in {file} are not finite numbers.")
     return TimedPoses(time, poses if dimensions == 3 else as_planar(poses), by_frame)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from PIL import Image
 from kappaplace.data.readers.layout import Reader, check_folder, select_file
 from kappaplace.data.readers.trajectory import Trajectory, headings, read_trajectory, sample_by_distance
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError, import_extra
 from kappaplace.files import make_folder, replace_file, write_file
 from kappaplace.progress import track
 from kappaplace.types import Json
@@ -115,6 +114,7 @@ def _read_stamp(file: Path) -> dict[str, Json]:
 
 _VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 _TRAJECTORIES = (".txt", ".tum", ".kitti", ".csv", ".gpx")
+EXTRA = ("Reading videos", "video")
 
 
 def read(
@@ -135,12 +135,12 @@ def read(
     Args:
         folder: Folder with the video and the trajectory.
         video: The video. Default: the only one in the folder.
-        trajectory: The trajectory. Default: the only one in the folder.
-        every: Distance between frames in metres.
+        trajectory: The trajectory. Default: the only .txt, .tum, .kitti, .csv or .gpx in the folder.
+        every: Distance between frames in metres. Default: 2.
         offset: Time of the first frame, in seconds of the trajectory. Default: time of the first pose.
-        plane: Horizontal axes of the trajectory: xy, xz or yz.
+        plane: Horizontal axes of the trajectory: xy, xz or yz. Default: xy for TUM, xz for KITTI.
         frames: Folder for the frames. Default: FOLDER/frames/VIDEO.
-        radius: Distance in metres within which a reference is a positive.
+        radius: Distance in metres within which a reference is a positive. Default: 25.
 
     Returns:
         The table.
@@ -163,16 +163,8 @@ def _with_suffix(root: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [file for file in root.glob("*") if file.suffix.lower() in suffixes]
 
 
-def _opencv() -> ModuleType:
-    try:
-        import cv2
-    except ImportError:
-        raise MissingExtra("Reading videos", "video") from None
-    return cv2
-
-
 def _length_and_rate(file: Path) -> tuple[int, float]:
-    cv2 = _opencv()
+    cv2 = import_extra("cv2", *EXTRA)
     capture = cv2.VideoCapture(str(file))
     count, rate = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), float(capture.get(cv2.CAP_PROP_FPS))
     opened = capture.isOpened()
@@ -187,7 +179,7 @@ def _write_frames(file: Path, rows: NDArray[np.int64], out: Path) -> list[Path]:
     missing = {int(row): image for row, image in zip(rows, files, strict=True) if not image.is_file()}
     if not missing:
         return files
-    capture = _opencv().VideoCapture(str(file))
+    capture = import_extra("cv2", *EXTRA).VideoCapture(str(file))
     with track("Writing frames", max(missing) + 1) as bar:
         for number in range(max(missing) + 1):
             if not capture.grab():
@@ -209,14 +201,5 @@ READER = Reader(
     "video",
     "a video and its trajectory (TUM, KITTI or GPX); frames are sampled by distance",
     read,
-    {
-        "video": "the video (default: the only one in the folder)",
-        "trajectory": "the trajectory (default: the only .txt, .tum, .kitti, .csv or .gpx)",
-        "every": "distance between frames in metres (default: 2)",
-        "offset": "time of the first frame, in seconds of the trajectory (default: its first pose)",
-        "plane": "horizontal axes of the trajectory (default: xy for TUM, xz for KITTI)",
-        "frames": "folder for the frames (default: DIR/frames/VIDEO)",
-        "radius": "distance in metres within which a reference is a positive (default: 25)",
-    },
     extra="video",
 )

@@ -44,9 +44,10 @@ MANIFEST = "manifest.json"
 FORMAT = 3
 """Version of the file format. Newer maps raise an error, older ones are read. From format 3, the manifest has
 a checksum and names its features."""
-CODES = "codes"
-FEATURES = frozenset({CODES})
-"""Features that a reader may need: ``codes`` with weights and gains. Unknown features raise an error."""
+CODES, WHITENING = "codes", "whitening"
+FEATURES = frozenset({CODES, WHITENING})
+"""Features that a reader may need: ``codes`` with weights and gains, and ``whitening`` of the descriptors.
+Unknown features raise an error."""
 PROTOCOL = 1
 """Version of the scores that a calibration is fitted on. Newer maps raise an error, older ones are read
 without their calibration."""
@@ -95,6 +96,7 @@ class ModelRecord:
     """The model of the descriptors, and how to load it."""
 
     fingerprint: str
+    """Checksum of the model, with its whitening if the map has one."""
     source: str
     """Name of a published model, or a folder inside the map, which starts with ``./``. Empty, or any other
     path in maps of earlier versions: the user must pass the model."""
@@ -151,6 +153,8 @@ class Manifest:
     """Rows that the z-score compares with, sorted."""
     codebook: Extra | None = None
     """Codebook that decodes the descriptors of storage pq."""
+    whitening: Extra | None = field(default=None, metadata=optional())
+    """Projection of the descriptors of the model to those of the map."""
     patches: str = "none"
     """Kind of patches stored for new references: none, compact (codes) or full (feature maps)."""
     patch_codebook: Extra | None = None
@@ -204,13 +208,14 @@ class Manifest:
     @property
     def needed(self) -> list[Extra]:
         """Arrays next to the segments that cannot be computed again."""
-        return [extra for extra in (self.removed, self.codebook, self.patch_codebook) if extra]
+        extras = (self.removed, self.codebook, self.whitening, self.patch_codebook)
+        return [extra for extra in extras if extra is not None]
 
     @property
     def extras(self) -> list[Extra]:
         """All arrays next to the segments."""
-        extras = (self.removed, self.distinctiveness, self.sample, self.codebook, self.patch_codebook)
-        return [extra for extra in extras if extra is not None]
+        computed = [extra for extra in (self.distinctiveness, self.sample) if extra is not None]
+        return [*self.needed, *computed]
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,7 @@ class _Calibrated:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest of a map, in the format of this version."""
-    features = (CODES,) if manifest.codebook else ()
+    features = ((CODES,) if manifest.codebook else ()) + ((WHITENING,) if manifest.whitening else ())
     current = replace(manifest, format=FORMAT, protocol=PROTOCOL, features=features)
     text = json.dumps(sealed(to_plain(current)), indent=1, ensure_ascii=False)
     write_file(folder / MANIFEST, text + "\n")

@@ -127,7 +127,7 @@ def check_extra(kind: str, array: Column, manifest: Manifest) -> None:
 
 
 class Guard:
-    """Compares the blocks of a file with their checksums when they are first read.
+    """Checksums of a file's blocks, which are compared when a block is first read.
 
     Args:
         data: Bytes of the file.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, remove_debris, remove_path, replace_file, save_array, writing
+from kappaplace.maps.store import MapStore
 from kappaplace.maps.store.manifest import (
     MANIFEST,
     MODEL_FOLDER,
@@ -28,10 +29,9 @@ from kappaplace.maps.store.manifest import (
     read_manifest,
     write_manifest,
 )
-from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.segments import SEGMENTS, Rows, file_record, unwritable, write_segment
-from kappaplace.retrieval.map_search import INDEX
+from kappaplace.retrieval.open import INDEX
 from kappaplace.version import package_version
 
 PENDING = "pending"
@@ -40,7 +40,7 @@ EXTRAS = "extras"
 
 
 class MapWriter:
-    """Changes a map while its process has the lock. Create it with `writer_of`."""
+    """Writer of a map, for the process that has the lock. Create it with `writer_of`."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest

@@ -10,42 +10,35 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.calibrators import LEAST_QUERIES
-from kappaplace.calibration.fit import (
-    Examples,
-    check_label_count,
-    examples_of,
-    fit_calibration,
-    join,
-    reliability,
-)
-from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration.examples import Examples, examples_of, join
+from kappaplace.calibration.fit import check_label_count, fit_calibration, reliability
+from kappaplace.calibration.options import CalibrateOptions, thin_to_places
 from kappaplace.calibration.risk import RiskRefused
-from kappaplace.calibration.splits import thin_to_places
 from kappaplace.checks import Bools
 from kappaplace.data.appearance import copies, taken_together
 from kappaplace.data.near import within
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.localize import verified_by
+from kappaplace.maps.localize import rerank_of
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.sources import into_frame, is_same_image
-from kappaplace.maps.store.reader import MapStore, parts
+from kappaplace.maps.store import MapStore, parts
 from kappaplace.progress import track
-from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.evidence import Evidence, retrieve
 from kappaplace.retrieval.references import LeaveOut, Queries
-from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Json
 
 MATCHES = 10
-"""Matches per query that the calibrator of pairs is fitted on."""
+"""Number of matches per query that the calibrator of pairs is fitted on."""
 BLOCK = 64
-"""Queries that are embedded at once."""
+"""Number of queries that are embedded at once."""
 PAIRS = 1 << 22
-"""Similarities in memory at once."""
+"""Largest number of similarities in memory."""
 STEP = 1 << 14
-"""References that are compared at once."""
+"""Number of references that are compared at once."""
 APART = 2.0
-"""Radii around a query in which references are excluded: an image just beyond one radius still shows it."""
+"""Number of radii around a query within which references are excluded. An image just beyond one radius still
+shows the place."""
 MOST_NAMED = 5
 FEWEST = 20
 """Smallest number of places with labelled queries."""
@@ -75,7 +68,7 @@ def calibrate_map(
         KappaPlaceError: If there are too few queries, some are images of the map, or the labels are missing.
     """
     options = options or CalibrateOptions()
-    queries, positives = _labelled(place_map, table)
+    queries, positives = _labeled(place_map, table)
     rows = np.arange(len(queries))
     apart = options.thin and bool(queries.posed.all())
     if apart:
@@ -157,8 +150,7 @@ def join_counterparts(blocks: Sequence[Examples]) -> Examples:
 
 
 def _plain(examples: Examples, options: CalibrateOptions) -> Calibration:
-    """Fit a calibration without patch matching. It has no decisions if the labels cannot support them without
-    patches."""
+    """Fit a calibration without patch matching, and without decisions if the labels are too few for them."""
     try:
         return fit_calibration(examples, options)
     except RiskRefused:
@@ -215,7 +207,7 @@ class _Labels:
         )
 
     def counterparts(self, queries: Queries, part: NDArray[np.int64], rerank: int) -> list[Examples]:
-        """Return the same queries in a map without their place."""
+        """Return the examples of the same queries in a map without their place."""
         places = [None if self.outside[query] else self._near(query, APART) for query in part.tolist()]
         return counterparts_of(self.place_map, queries, places, part, rerank)
 
@@ -229,7 +221,7 @@ def counterparts_of(
     *,
     pairs: bool = True,
 ) -> list[Examples]:
-    """Search queries in the map without their place, where they are out-of-map queries.
+    """Search queries in a map without the references of their place, so that they are out-of-map queries.
 
     Args:
         place_map: The map.
@@ -305,10 +297,10 @@ def keep(place_map: OpenMap, calibration: Calibration, origin: str, **facts: Jso
     place_map.calibrate_with(calibration, origin, guarantee=guaranteed, **facts)
 
 
-def no_longer_compared(before: Calibration | None, now: Calibration) -> str:
+def reranking_note(before: Calibration | None, now: Calibration) -> str:
     """Return a note if a new calibration turns patch matching off; otherwise an empty string."""
-    count = verified_by(before)
-    if not count or verified_by(now):
+    count = rerank_of(before)
+    if not count or rerank_of(now):
         return ""
     return (
         f"Patch matching is now off (it was on for {count} matches per query). Calibrate with --rerank "
@@ -316,7 +308,7 @@ def no_longer_compared(before: Calibration | None, now: Calibration) -> str:
     )
 
 
-def _labelled(place_map: OpenMap, table: PlaceImages) -> tuple[PlaceImages, list[NDArray[np.int64]] | None]:
+def _labeled(place_map: OpenMap, table: PlaceImages) -> tuple[PlaceImages, list[NDArray[np.int64]] | None]:
     """Return the queries, and the correct references of each if the table names them."""
     manifest = place_map.manifest
     queries = table.queries if len(table.query_rows) else table

@@ -26,9 +26,9 @@ from kappaplace.calibration.calibration import Calibration
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, write_file
-from kappaplace.maps.models import preprocessing_of, record_of
+from kappaplace.maps.embed import preprocessing_of, record_of
 from kappaplace.maps.options import FitOptions
-from kappaplace.maps.store.reader import Indices
+from kappaplace.maps.store import Indices
 from kappaplace.maps.store.writer import MapWriter, writer_of
 from kappaplace.maps.tune.fit_check import (
     FitRecord,
@@ -60,12 +60,12 @@ if TYPE_CHECKING:
 
 
 CHECKED = 16
-"""Largest number of images for the evaluation, which degrades each in every way to every level."""
+"""Largest number of images for the evaluation, which degrades each image by every kind and level."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """References for the fit and for its evaluation, in ascending order."""
+    """References for a fit and for its evaluation, in ascending order."""
 
     fit: Indices
     check: Indices
@@ -149,7 +149,7 @@ def settings_of(options: FitOptions, images: int) -> Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FitResult:
     """Result of a fit."""
 
     record: FitRecord
@@ -171,7 +171,7 @@ def fit_map(
     *,
     calibrate: bool = True,
     say: Say = lambda message: None,
-) -> Fitted:
+) -> FitResult:
     """Fit κ on the map's own images, store it in the map, and calibrate on the same images.
 
     Args:
@@ -187,7 +187,7 @@ def fit_map(
     Raises:
         KappaPlaceError: If the map is too small, or its images are missing or have changed.
     """
-    from kappaplace.maps.tune.calibrate import no_longer_compared
+    from kappaplace.maps.tune.calibrate import reranking_note
     from kappaplace.maps.tune.self_calibrate import self_calibrate_map, sparse_note
 
     options, before = options or FitOptions(), place_map.calibration or place_map.borrowed
@@ -205,13 +205,13 @@ def fit_map(
     assert record is not None
     place_map.refresh()
     if not calibrate or place_map.manifest.calibration is not None:
-        return Fitted(record, new, place_map.calibration)
+        return FitResult(record, new, place_map.calibration)
     try:
         calibration = self_calibrate_map(place_map, terms)
     except KappaPlaceError as error:  # the fit of κ is still valid
-        return Fitted(record, new, None, (f"The map is not calibrated: {error}",))
-    notes = (sparse_note(calibration), no_longer_compared(before, calibration))
-    return Fitted(record, new, calibration, tuple(note for note in notes if note))
+        return FitResult(record, new, None, (f"The map is not calibrated: {error}",))
+    notes = (sparse_note(calibration), reranking_note(before, calibration))
+    return FitResult(record, new, calibration, tuple(note for note in notes if note))
 
 
 def estimate_fit(
@@ -264,7 +264,7 @@ def _fit(
     if isinstance(old_head, LayersKappaHead) and isinstance(model, PlaceModel):
         settings = settings.changed({"model.head": model.architecture.head})  # keep the kind of head
     encoder = _without_head(model, options.seed)
-    run = train(settings, images, work / "run", model=encoder, device=device or "")
+    run = train(settings, images, work / "run", model=encoder, device="cpu" if device == "cpu" else "")
     assert run.features is not None
     check_descriptors(store, split.fit, run.features)
     fitted = run.model.fold() if isinstance(run.model.head, MirroredKappaHead) else run.model
@@ -277,7 +277,7 @@ def _fit(
         images=len(split.fit),
         views=options.views,
         epochs=tuple(run.epochs),
-        learnt=evaluate_kappa(fitted, old_head, [paths[row] for row in split.check.tolist()], options.seed),
+        learned=evaluate_kappa(fitted, old_head, [paths[row] for row in split.check.tolist()], options.seed),
         seconds=time.monotonic() - start,
     )
     _put(writer, fitted, record, kappa)
@@ -340,11 +340,13 @@ def _without_head(model: TrainableModel, seed: int) -> TrainableModel:
         torch.manual_seed(seed)
         return FrozenEncoder(
             model.encoder,
-            layer=model.layer,
+            layer=model.patch_layer if model.layer is None else model.layer,  # a map shows more than a vector
             preprocessing=model.preprocessing,
             prefix_tokens=model.prefix_tokens,
             name=model.name,
-        )
+            patch_layer=model.patch_layer,
+            cross_image=model.cross_image,
+        ).with_whitening(model.whitening)
 
 
 def _estimate(

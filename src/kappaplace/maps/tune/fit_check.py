@@ -18,12 +18,11 @@ from kappaplace.data.degradation import DEGRADATIONS, degrade
 from kappaplace.data.identity import file_stats, same_file
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, replace_file, save_array, write_file
+from kappaplace.maps.store import Indices, MapStore, parts
 from kappaplace.maps.store.manifest import Manifest
-from kappaplace.maps.store.reader import Indices, MapStore, parts
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.heads import Head
-from kappaplace.models.network import unit
 from kappaplace.progress import track
 from kappaplace.records import from_plain, to_plain
 from kappaplace.training.features import CLEAN, FeatureStore
@@ -36,7 +35,8 @@ Numbers = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class KappaCheck:
-    """κ of images that were not used for the fit, clean and degraded in every way to every level."""
+    """Evaluation of κ on images that were not used for the fit: clean, and degraded by every kind and
+    level."""
 
     images: int
     """Number of images."""
@@ -58,7 +58,7 @@ class KappaCheck:
 
 @torch.inference_mode()
 def evaluate_kappa(model: TrainableModel, old: Head | None, paths: Sequence[str], seed: int) -> KappaCheck:
-    """Degrade images in every way to every level, and evaluate κ.
+    """Evaluate κ on images that are degraded by every kind and level.
 
     Args:
         model: The fitted model.
@@ -97,7 +97,7 @@ def _measure(
     weight = next(model.parameters())
     batch = model.preprocessing.normalize(torch.cat([pixels, degraded]).to(weight.device)).to(weight.dtype)
     features = model.features(batch)
-    descriptor = unit(features.raw).float()
+    descriptor = model.descriptor(features.raw).float()
     kappa = model.head(*features)  # type: ignore[misc]  # a fitted model has a head
     before = kappa if old is None else old.to(weight.device)(*features)
     cosine = descriptor @ descriptor[0]
@@ -171,7 +171,7 @@ class KappaFile:
     def put(self, rows: Indices, kappa: NDArray[np.floating]) -> None:
         """Store κ of some references."""
         if not (np.isfinite(kappa).all() and (kappa > 0).all()):
-            raise KappaPlaceError("The fitted head returns κ that is not a positive number. Fit it longer.")
+            raise KappaPlaceError("The fitted head returns κ that is not above 0 and finite. Fit it longer.")
         self.values[rows] = kappa
         self.values.flush()  # type: ignore[attr-defined]  # a memory map
 
@@ -235,9 +235,9 @@ def check_descriptors(store: MapStore, rows: Indices, features: FeatureStore) ->
         cosine = (descriptors.numpy() * store.descriptors[rows[part]]).sum(axis=1)
         if cosine.min() < least:
             raise KappaPlaceError(
-                f"The encoder does not give the descriptor of {store.name(int(rows[part][cosine.argmin()]))} "
-                "that the map has: the model, its preprocessing or the image has changed. Run "
-                "`kappaplace map reembed` first."
+                f"The descriptor of {store.name(int(rows[part][cosine.argmin()]))} differs from that in the "
+                "map, because the model, its preprocessing or the image has changed. Run `kappaplace map "
+                "reembed` first."
             )
 
 
@@ -285,7 +285,7 @@ class FitRecord:
     """Number of degraded views per image."""
     epochs: tuple[Mapping[str, Any], ...]
     """Facts about each epoch, including the loss."""
-    learnt: KappaCheck
+    learned: KappaCheck
     """Evaluation of the fitted κ."""
     seconds: float
     """Duration of the fit."""

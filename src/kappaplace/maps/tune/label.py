@@ -13,7 +13,6 @@ Three rules make sure that the guarantee holds:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,24 +20,18 @@ import numpy as np
 
 from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
 from kappaplace.calibration.decision import DecisionRule
-from kappaplace.calibration.fit import (
-    Examples,
-    check_label_count,
-    examples_of,
-    fit_calibration,
-    reliability,
-)
+from kappaplace.calibration.examples import Examples, examples_of
+from kappaplace.calibration.fit import check_label_count, fit_calibration, reliability
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.appearance import copies
+from kappaplace.data.decoding import small_image
 from kappaplace.data.table import PlaceImages
-from kappaplace.data.thumbnails import side_by_side, small_picture
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import write_file
-from kappaplace.maps.localize import how_compared, verified_by
+from kappaplace.maps.localize import rerank_of, reranking_text
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.options import LabelOptions
 from kappaplace.maps.sources import is_same_image
-from kappaplace.maps.store.reader import parts
+from kappaplace.maps.store import parts
 from kappaplace.maps.tune.calibrate import (
     BLOCK,
     FEWEST,
@@ -50,7 +43,6 @@ from kappaplace.maps.tune.calibrate import (
 )
 from kappaplace.maps.tune.label_sheet import (
     NO,
-    UNKNOWN,
     YES,
     Row,
     Sample,
@@ -62,7 +54,7 @@ from kappaplace.maps.tune.label_sheet import (
     write_labels,
 )
 from kappaplace.progress import track
-from kappaplace.retrieval.retrieve import retrieve
+from kappaplace.retrieval.evidence import retrieve
 from kappaplace.types import Json
 
 MOST_STALE = 0.2
@@ -135,10 +127,10 @@ def calibrate_map_on_labels(
 
 def _usable(place_map: OpenMap, sheet: Sheet, file: str | Path) -> tuple[Row, ...]:
     """Return the labelled rows after checking that they belong to this map."""
-    manifest, rows = place_map.manifest, sheet.labelled
+    manifest, rows = place_map.manifest, sheet.labeled
     if sheet.sampling is not None and sheet.sampling.model != manifest.model.fingerprint:
         raise KappaPlaceError(
-            f"The labels in {file} are for another model than the model of {place_map.folder}. Label the "
+            f"The labels in {file} belong to another model than the map {place_map.folder}. Label the "
             "matches of this map."
         )
     if len(rows) < FEWEST:
@@ -162,8 +154,8 @@ def _rerank(sheet: Sheet, options: CalibrateOptions, file: str | Path) -> int:
     shown = sheet.sampling.verify
     if options.rerank not in (None, shown):
         raise KappaPlaceError(
-            f"The labels in {file} were collected {how_compared(shown)}. Omit --rerank, or label again with "
-            f"`kappaplace map label --rerank {options.rerank}`."
+            f"The labels in {file} were collected {reranking_text(shown)}. Omit --rerank, or label again "
+            f"with `kappaplace map label --rerank {options.rerank}`."
         )
     return shown
 
@@ -310,7 +302,7 @@ def open_sheet(
             )
         if rerank not in (None, sheet.sampling.verify):
             raise KappaPlaceError(
-                f"The labels in {file} were collected {how_compared(sheet.sampling.verify)}. Omit "
+                f"The labels in {file} were collected {reranking_text(sheet.sampling.verify)}. Omit "
                 "--rerank, or write to another file."
             )
         return sheet
@@ -327,7 +319,7 @@ def open_sheet(
     matches = [answer.matches[0].name for answer in answers]
     name = place_map.manifest.name or place_map.folder.name
     if rerank is None:
-        rerank = verified_by(place_map.calibration or place_map.borrowed)
+        rerank = rerank_of(place_map.calibration or place_map.borrowed)
     # With a shipped calibration, a map without its images answers without patch matching.
     compared = rerank if PATCH_SIGNALS[0] in answers[0].signals else 0
     sheet = new_sheet(sample, matches, model=model, map_name=name, verify=compared)
@@ -347,7 +339,7 @@ def query_picture(sheet: Sheet, position: int, most: int) -> bytes | None:
         The image; None if it cannot be opened.
     """
     root = "" if sheet.sampling is None else sheet.sampling.root
-    return small_picture(os.path.join(root, sheet.rows[position].query), most)
+    return small_image(os.path.join(root, sheet.rows[position].query), most)
 
 
 def match_picture(place_map: OpenMap, sheet: Sheet, position: int, most: int) -> bytes | None:
@@ -365,58 +357,5 @@ def match_picture(place_map: OpenMap, sheet: Sheet, position: int, most: int) ->
     reference = int(place_map.store.find([sheet.rows[position].match])[0])
     if reference < 0:
         return None
-    image = small_picture(place_map.store.image_path(reference), most)
+    image = small_image(place_map.store.image_path(reference), most)
     return place_map.store.thumbnail(reference) if image is None else image
-
-
-KEYS = {"y": YES, "n": NO, "u": UNKNOWN}
-PIXELS = 640
-
-
-def label_loop(
-    place_map: OpenMap,
-    sheet: Sheet,
-    file: str | Path,
-    *,
-    ask: Callable[[str], str],
-    say: Callable[[str], None],
-    picture: Path | None = None,
-) -> Sheet:
-    """Ask about each row without a label in a terminal, and save each label at once.
-
-    Args:
-        place_map: The map.
-        sheet: The sheet.
-        file: File of the sheet.
-        ask: Function that prints a question and returns the reply. EOFError stops, like the reply q.
-        say: Function that prints a message.
-        picture: File for an image of query and match side by side.
-
-    Returns:
-        The sheet with the new labels.
-    """
-    position = next((i for i, row in enumerate(sheet.rows) if not row.label), len(sheet.rows))
-    while position < len(sheet.rows):
-        row = sheet.rows[position]
-        say(f"{position + 1} of {len(sheet.rows)}\n  query {row.query}\n  match {row.match}")
-        if picture is not None:
-            query, match = (
-                query_picture(sheet, position, PIXELS),
-                match_picture(place_map, sheet, position, PIXELS),
-            )
-            write_file(picture, side_by_side(query, match), sync=False)
-        try:
-            reply = ask("The same place? y, n, u (don't know), b (back), q (stop)").strip().lower()
-        except EOFError:
-            return sheet
-        if reply in ("q", "quit"):
-            return sheet
-        if reply in ("b", "back"):
-            position = max(position - 1, 0)
-        elif (label := KEYS.get(reply[:1])) is not None and reply in (reply[:1], label):
-            sheet = sheet.with_label(position, label)
-            write_labels(sheet, file)
-            position += 1
-        else:
-            say(f"Unknown reply {reply!r}. Choose from: y, n, u, b, q.")
-    return sheet

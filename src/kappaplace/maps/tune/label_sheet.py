@@ -32,8 +32,8 @@ from typing import get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration.splits import thin_to_places
-from kappaplace.checks import checked_seed
+from kappaplace.calibration.options import thin_to_places
+from kappaplace.checks import checked_seed, within
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
@@ -81,8 +81,7 @@ def draw_sample(
         KappaPlaceError: If there are no queries, or the size or the seed is out of range.
     """
     queries = table.queries if len(table.query_rows) else table
-    if size < 1:
-        raise KappaPlaceError(f"size must be at least 1, got {size}.")
+    within(size, "size", 1)
     if not len(queries):
         raise KappaPlaceError("The table has no queries to sample. Pass a table with images.")
     # Shuffle before thinning, so that the frame of each place is random as well.
@@ -164,7 +163,7 @@ class Sheet:
     """Record of the sampling; None for a file that was written by hand."""
 
     @property
-    def labelled(self) -> tuple[Row, ...]:
+    def labeled(self) -> tuple[Row, ...]:
         """Rows up to the last labelled one, including skipped rows."""
         last = max((i for i, row in enumerate(self.rows) if row.label), default=-1)
         return self.rows[: last + 1]
@@ -266,14 +265,15 @@ def read_labels(file: str | Path) -> Sheet:
             "`kappaplace map label`."
         )
     try:
-        rows = sorted((_row(values, file) for values in reader), key=lambda row: row.order)
+        rows = [_row(values, f"{file} line {reader.line_num + body}") for values in reader]
     except csv.Error as error:
-        raise KappaPlaceError(f"Line {reader.line_num + body} of {file} is not CSV ({error}).") from None
+        raise KappaPlaceError(f"{file} line {reader.line_num + body} is not CSV ({error}). Fix it.") from None
+    rows.sort(key=lambda row: row.order)
     for column in ("order", "query"):
         (value, count), *_ = Counter(getattr(row, column) for row in rows).most_common(1) or [("", 0)]
         if count > 1:
             raise KappaPlaceError(
-                f"The {column} {value!r} appears more than once in {file}. Each query must have one label."
+                f"{file}: the {column} {value!r} appears more than once. Each query must have one label."
             )
     return Sheet(tuple(rows), sampling)
 
@@ -297,17 +297,12 @@ def _sampling(head: dict[str, str], file: str | Path) -> Sampling | None:
         ) from None
 
 
-def _row(values: dict[str, str], file: str | Path) -> Row:
+def _row(values: dict[str, str], line: str) -> Row:
     label = (values["label"] or "").strip().lower()
     if label not in LABELS:
-        raise KappaPlaceError(
-            f"The label of {values['query']!r} in {file} must be {YES}, {NO}, {UNKNOWN} or empty, got "
-            f"{label!r}."
-        )
+        raise KappaPlaceError(f"{line}: the label must be {YES}, {NO}, {UNKNOWN} or empty, got {label!r}.")
     try:
         order = int(values["order"])
     except (TypeError, ValueError):
-        raise KappaPlaceError(
-            f"The order of {values['query']!r} in {file} must be a whole number, got {values['order']!r}."
-        ) from None
+        raise KappaPlaceError(f"{line}: the order must be a whole number, got {values['order']!r}.") from None
     return Row(order, values["query"] or "", values["match"] or "", label)

@@ -5,8 +5,10 @@
         answer = monitor.watch([town.localize(image)])[0]   # has a note while queries have drifted
     monitor.save()
 
-The monitor does not write to the map. A saved monitor is resumed the next time. Answers can be `Localization`
-objects, the output of ``localize --json`` (one object per line), or the rows of ``localize --csv``.
+The monitor does not write to the map. Its state is a small file next to the map (``town.map`` has
+``town.map.monitor.json``), from which it resumes. Every answer of the map repeats the warning in it. Answers
+can be `Localization` objects, the output of ``localize --json`` (one object per line), or the rows of
+``localize --csv``.
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.drift import FALSE_ALARM, WINDOW, DriftMonitor, DriftWarning, MonitorState
-from kappaplace.calibration.fit import DISTANCE
+from kappaplace.calibration.examples import DISTANCE
+from kappaplace.checks import within
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
 from kappaplace.maps.answer import Localization
-from kappaplace.maps.notes import monitor_file
 from kappaplace.maps.store.manifest import read_manifest
 from kappaplace.records import from_plain, to_plain
 
@@ -37,7 +40,7 @@ _AGAIN = "Write the answers again with `kappaplace localize --json` or --csv"
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """The scores of one answer."""
 
     name: str
@@ -45,7 +48,7 @@ class Observed:
     calibration: str
     """Fingerprint of the calibration; empty without one."""
     matches: bool
-    """False if the searched area has no references."""
+    """Whether the answer has matches. It has none if the searched area has no references."""
     signals: Mapping[str, float | None]
     """Scores of the query; None if unknown."""
 
@@ -54,12 +57,12 @@ class Observed:
         value = self.signals.get(signal)
         if value is None or not math.isfinite(value):
             raise KappaPlaceError(
-                f"The answer to {self.name} has no {signal}, which is needed for the comparison. {_AGAIN}."
+                f"The answer {self.name} has no {signal}, which the monitor compares. {_AGAIN}."
             )
         return value
 
 
-def observed_in(answer: Mapping[str, Any], name: str) -> Observed:
+def observe(answer: Mapping[str, Any], name: str) -> Observation:
     """Return the scores of an answer as plain values (`Localization.to_dict`).
 
     Args:
@@ -76,14 +79,14 @@ def observed_in(answer: Mapping[str, Any], name: str) -> Observed:
         signals = {str(key): _number(value) for key, value in answer["signals"].items()}
         signals |= {"kappa": _number(answer["kappa"]), "uncertainty": _number(answer["uncertainty"])}
         signals[DISTANCE] = signals.get("cosine")
-        return Observed(name, str(answer["calibration"]), bool(answer["matches"]), signals)
+        return Observation(name, str(answer["calibration"]), bool(answer["matches"]), signals)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise KappaPlaceError(
             f"{name} is not an answer of a map ({type(error).__name__} {error}). {_AGAIN}."
         ) from None
 
 
-def holds_answers(file: Path) -> bool:
+def is_answer_file(file: Path) -> bool:
     """Return whether a file contains answers rather than images or a table of images."""
     if file.suffix.lower() in LINES:
         return True
@@ -96,29 +99,29 @@ def holds_answers(file: Path) -> bool:
         return False
 
 
-def read_observed(file: Path) -> list[Observed]:
+def read_observations(file: Path) -> list[Observation]:
     """Read all answers of a file."""
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
             if file.suffix.lower() == ".csv":
                 return list(_rows(csv.DictReader(stream), str(file)))
-            return list(from_lines(stream, str(file)))
+            return list(read_answer_lines(stream, str(file)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise KappaPlaceError(f"The answers in {file} cannot be read ({error}). {_AGAIN}.") from None
 
 
-def from_lines(lines: Iterable[str], name: str) -> Iterator[Observed]:
+def read_answer_lines(lines: Iterable[str], name: str) -> Iterator[Observation]:
     """Yield the answers of JSON lines. Empty lines are skipped."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 answer = json.loads(line)
             except ValueError as error:
-                raise KappaPlaceError(f"Line {number} of {name} is not JSON ({error}). {_AGAIN}.") from None
-            yield observed_in(answer, f"line {number} of {name}")
+                raise KappaPlaceError(f"{name} line {number} is not JSON ({error}). {_AGAIN}.") from None
+            yield observe(answer, f"{name} line {number}")
 
 
-def _rows(rows: csv.DictReader[str], name: str) -> Iterator[Observed]:
+def _rows(rows: csv.DictReader[str], name: str) -> Iterator[Observation]:
     """Yield the answers of CSV rows, using the row of each best match."""
     for number, row in enumerate(rows, 2):
         try:
@@ -130,11 +133,10 @@ def _rows(rows: csv.DictReader[str], name: str) -> Iterator[Observed]:
                 DISTANCE: None if similarity is None else 1 - similarity,
                 "uncertainty": _number(row["answer_uncertainty"]),
             }
-            yield Observed(f"line {number} of {name}", row["calibration"] or "", True, signals)
+            yield Observation(f"{name} line {number}", row["calibration"] or "", True, signals)
         except (KeyError, TypeError, ValueError) as error:
             raise KappaPlaceError(
-                f"Line {number} of {name} is not an answer of a map ({type(error).__name__} {error}). "
-                f"{_AGAIN}."
+                f"{name} line {number} is not an answer of a map ({type(error).__name__} {error}). {_AGAIN}."
             ) from None
 
 
@@ -146,7 +148,7 @@ FORMAT = 1
 
 
 class MapMonitor:
-    """Compares answers with the calibration of their map. It is not thread-safe.
+    """Comparison of answers with the calibration of their map. It is not thread-safe.
 
     Args:
         calibration: Calibration of the map.
@@ -174,8 +176,8 @@ class MapMonitor:
             )
         self.calibration, self.file, self._clock = calibration, file, clock
         # Self-calibration uses degraded images, whose distribution differs from that of real queries.
-        labelled = bool(calibration.facts.get("labelled", True))
-        self.drift = DriftMonitor(calibration.sketch, window, false_alarm, shape=labelled)
+        labeled = bool(calibration.facts.get("labelled", True))
+        self.drift = DriftMonitor(calibration.sketch, window, false_alarm, shape=labeled)
         self.skipped = 0
         """Number of answers without matches, which are not compared."""
         self.set_aside: Path | None = None
@@ -215,8 +217,7 @@ class MapMonitor:
         calibration = Calibration.from_dict(record["calibration"])
         file = monitor_file(folder) if file is None else Path(file)
         monitor = cls(calibration, window=window or WINDOW, file=file, clock=clock)
-        if window is not None and window < 1:
-            raise KappaPlaceError(f"window must be at least 1, got {window}.")
+        within(1 if window is None else window, "window", 1)
         if file.exists():
             monitor._resume(file, window)
         return monitor
@@ -249,7 +250,7 @@ class MapMonitor:
         Raises:
             KappaPlaceError: If an answer is of another calibration.
         """
-        return self.take([observed_in(answer.to_dict(), answer.query) for answer in answers])
+        return self.take([observe(answer.to_dict(), answer.query) for answer in answers])
 
     def watch(self, answers: Iterable[Localization]) -> list[Localization]:
         """Add answers, and return them with a note while queries have drifted.
@@ -270,7 +271,7 @@ class MapMonitor:
             return answers
         return [a if note in a.notes else replace(a, notes=(*a.notes, note)) for a in answers]
 
-    def take(self, observed: Iterable[Observed]) -> list[DriftWarning]:
+    def take(self, observed: Iterable[Observation]) -> list[DriftWarning]:
         """Add answers that were read from a file.
 
         Args:
@@ -290,7 +291,7 @@ class MapMonitor:
             if each.calibration != self.calibration.fingerprint:
                 source = "from another calibration" if each.calibration else "without a calibration"
                 raise KappaPlaceError(
-                    f"The answer to {each.name} is {source}. Localize again, or reopen the monitor if the "
+                    f"The answer {each.name} is {source}. Localize again, or reopen the monitor if the "
                     "map was calibrated again."
                 )
             rows.append(each)
@@ -341,3 +342,29 @@ class MapMonitor:
             ) from None
         if window is not None:
             self.drift.window = window
+
+
+def monitor_file(folder: str | Path) -> Path:
+    """Return the default file of a map's monitor."""
+    return Path(os.path.abspath(folder) + ".monitor.json")
+
+
+def drift_note(folder: str | Path, calibration: str) -> str:
+    """Return the monitor's warning about this calibration; empty if there is none."""
+    file = monitor_file(folder)
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return ""
+    note, watched = _stored(str(file), stat.st_mtime_ns, stat.st_size)
+    return note if watched == calibration else ""
+
+
+@lru_cache(maxsize=64)
+def _stored(file: str, changed: int, size: int) -> tuple[str, str]:
+    """Return the stored note and its calibration. The cache reads the file again only if it has changed."""
+    try:
+        values = json.loads(Path(file).read_text(encoding="utf-8"))
+        return str(values["note"]), str(values["calibration"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", ""  # the monitor reports a damaged file; it must not stop answers

@@ -26,29 +26,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import Examples, examples_of, fit_calibration, join, reliability
+from kappaplace.calibration.examples import Examples, examples_of, join
+from kappaplace.calibration.fit import fit_calibration, reliability
 from kappaplace.calibration.options import CalibrateOptions
-from kappaplace.checks import Bools, Rows, booleans, finite
+from kappaplace.checks import Bools, Rows
 from kappaplace.data.augment import crop_resize, sample_crops
 from kappaplace.data.degradation import random_degradation
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.near import Near
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.models import preprocessing_of
+from kappaplace.maps.embed import preprocessing_of
 from kappaplace.maps.opened import OpenMap
-from kappaplace.maps.store.reader import Indices, parts
+from kappaplace.maps.store import Indices, parts
 from kappaplace.maps.tune.calibrate import MATCHES, PAIRS, keep, similarities_to
 from kappaplace.progress import track
+from kappaplace.retrieval.evidence import from_pool
 from kappaplace.retrieval.exact import search_matrix
 from kappaplace.retrieval.references import LeaveOut, draw
-from kappaplace.retrieval.retrieve import from_pool
-from kappaplace.types import Embeddings, Json, Matches
+from kappaplace.types import Embeddings, Json
 
 
 class SelfQueries(NamedTuple):
@@ -64,21 +64,6 @@ class SelfQueries(NamedTuple):
     """M: whether the query is out-of-map, without a correct reference."""
     without_place: Bools
     """M: whether all references within the radius were removed."""
-
-    def top(self, k: int) -> tuple[Matches, Bools]:
-        """Return the k best references of each query, best first, and whether each is correct (M×k).
-
-        Ties are ordered by the number of the reference.
-        """
-        counts = np.isfinite(self.similarities).sum(axis=1)
-        fewest = int(counts.min()) if len(counts) else 0
-        if k < 1 or k > fewest:
-            raise KappaPlaceError(
-                f"k must be between 1 and {fewest}, the number of references outside of a query's place, "
-                f"got {k}. Use a smaller k, or exclude such queries."
-            )
-        matches = search_matrix(self.similarities, k, gaps=True)
-        return matches, np.take_along_axis(self.positives, matches.indices, axis=1)
 
 
 def self_queries(
@@ -101,9 +86,6 @@ def self_queries(
     Returns:
         The queries.
 
-    Raises:
-        KappaPlaceError: If shapes or types are wrong.
-
     >>> sims = np.array([[0.9, 0.8, 0.3]])
     >>> queries = self_queries(sims, np.array([[True, False, False]]), np.array([[True, True, False]]))
     >>> queries.similarities
@@ -112,26 +94,15 @@ def self_queries(
     >>> queries.outside
     array([False,  True])
     """
-    values = np.asarray(similarities)
-    if values.ndim != 2:
-        raise KappaPlaceError(
-            f"similarities must have one row per degraded reference, got shape {values.shape}."
-        )
-    finite(values, "similarities")
-    count = len(values)
-    in_burst = booleans(burst, values.shape, "mask of the capture burst")
-    in_radius = booleans(near, values.shape, "mask of the radius")
-    if not in_burst.any(axis=1).all():
-        raise KappaPlaceError("Every row of burst must mark at least the reference itself.")
-    stays = booleans(np.zeros(count, bool) if present is None else present, (count,), "mask of presence")
-    left_out = in_burst & ~stays[:, None]
-    removed = np.concatenate([left_out, in_burst | in_radius])
-    masked = np.where(removed, -np.inf, np.concatenate([values, values]))
-    positives = np.concatenate([in_radius & ~left_out, np.zeros_like(in_radius)])
+    count = len(similarities)
+    left_out = burst if present is None else burst & ~present[:, None]
+    removed = np.concatenate([left_out, burst | near])
+    masked = np.where(removed, -np.inf, np.concatenate([similarities, similarities]))
+    positives = np.concatenate([near & ~left_out, np.zeros_like(near)])
     usable = (~removed).sum(axis=1) >= at_least
     return SelfQueries(
         np.tile(np.arange(count), 2)[usable],
-        masked[usable].astype(values.dtype, copy=False),
+        masked[usable],
         positives[usable],
         ~positives[usable].any(axis=1),
         np.repeat([False, True], count)[usable],
@@ -139,9 +110,9 @@ def self_queries(
 
 
 def burst_mask(
-    rows: NDArray[np.integer], when: npt.ArrayLike, gap: float, sequence: npt.ArrayLike | None = None
+    rows: Indices, when: NDArray[np.float64], gap: float, sequence: NDArray[np.generic] | None = None
 ) -> Bools:
-    """Return which references belong to the capture burst of each of these, B×R.
+    """Return which references belong to the capture burst of each of B references, B×R.
 
     Args:
         rows: Numbers of B references.
@@ -152,27 +123,13 @@ def burst_mask(
     Returns:
         The mask.
 
-    Raises:
-        KappaPlaceError: If shapes or values are out of range.
-
     >>> burst_mask(np.array([1]), np.array([0.0, 1.0, 2.0, 9.0]), 1.0)
     array([[ True,  True,  True, False]])
     """
-    times = np.asarray(when, dtype=np.float64)
-    numbers = np.asarray(rows, dtype=np.int64)
-    if times.ndim != 1 or (sequence is not None and np.shape(sequence) != times.shape):
-        raise KappaPlaceError("when and sequence must have one value per reference.")
-    if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(times)):
-        raise KappaPlaceError(
-            f"rows must be between 0 and {len(times) - 1}, got {numbers.min()} to {numbers.max()}."
-        )
-    if not gap >= 0:
-        raise KappaPlaceError(f"gap must be at least 0, got {gap}.")
-    mask: Bools = np.abs(times[numbers, None] - times[None, :]) <= gap
+    mask: Bools = np.abs(when[rows, None] - when[None, :]) <= gap
     if sequence is not None:
-        names = np.asarray(sequence)
-        mask &= names[numbers, None] == names[None, :]
-    mask[np.arange(len(numbers)), numbers] = True
+        mask &= sequence[rows, None] == sequence[None, :]
+    mask[np.arange(len(rows)), rows] = True
     return mask
 
 
@@ -188,7 +145,8 @@ PRESENT = 0.75
 CROP = 0.5
 """Smallest fraction of the image area that remains after cropping."""
 SPARSE = 0.5
-"""Fraction of images found without themselves; a map with a lower fraction counts as sparse."""
+"""Fraction of places that are recognized without their own image. A map with a lower fraction counts as
+sparse."""
 OUTSIDE_RATE = 0.1
 """Default fraction of out-of-map queries. Self-calibration uses one half, which is artificial."""
 
@@ -265,7 +223,8 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
                     place_map.queries(embeddings.take(drawn.rows), shown), similarities=drawn.similarities
                 )
                 references = LeaveOut(place_map.references, drawn.similarities)
-                evidence = from_pool(sources, references, drawn.top(k)[0], k, rerank=rerank)
+                pool = search_matrix(drawn.similarities, k, gaps=True)
+                evidence = from_pool(sources, references, pool, k, rerank=rerank)
                 correct = np.take_along_axis(drawn.positives, evidence.matches.indices, axis=1)
                 blocks.append(examples_of(evidence, correct, drawn.outside, part[drawn.rows]))
             bar.advance(len(part))
@@ -276,11 +235,11 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
         )
     origin = f"{len(numbers):,} {ORIGIN}, assuming {options.outside_rate:.0%} out-of-map queries"
     facts: dict[str, Json] = {"origin": origin, "references": len(numbers), "found_alone": alone}
-    return replace(join(blocks), labelled=False, facts=facts, rerank=rerank)
+    return replace(join(blocks), labeled=False, facts=facts, rerank=rerank)
 
 
 def distinct_rate(place_map: OpenMap, rows: Indices) -> float:
-    """Return the fraction of these references whose place is found without themselves (density)."""
+    """Return the fraction of references whose place is recognized after the reference itself is removed."""
     store, correct, total = place_map.store, 0, 0
     for part in parts(rows, max(1, min(1024, PAIRS // len(store)))):
         own = Embeddings(store.descriptors[part])
@@ -297,7 +256,7 @@ def sparse_note(calibration: Calibration) -> str:
     if not isinstance(rate, float) or rate >= SPARSE:
         return ""
     return (
-        f"Only {rate:.0%} of the map's images are found without themselves. The map is sparse, so these "
+        f"The map is sparse: without its own image, only {rate:.0%} of the places are recognized. The "
         "probabilities are rough; calibrate on labelled queries if you can."
     )
 
@@ -335,12 +294,12 @@ def _degraded(path: str, preprocessing: Preprocessing, seed: int) -> NDArray[np.
 
 
 def _masks(place_map: OpenMap, rows: Indices) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which references belong to the capture burst of each of these, and which show its place."""
+    """Return which references belong to the capture burst of each row, and which show its place."""
     store = place_map.store
     routes, everyone = store.whole("routes"), np.arange(len(store))
     rule = store.manifest.near
     if rule.kind == "metres":  # a correct match shows the same place
-        near = Near.metres(store.positions, max(rule.value, store.manifest.radius))
+        near = Near.meters(store.positions, max(rule.value, store.manifest.radius))
         times = np.asarray(store.whole("poses")[:, 3])
         burst = burst_mask(rows, times, BURST_SECONDS, routes[:, 0])
     else:

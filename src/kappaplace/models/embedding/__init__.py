@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from kappaplace.checks import within
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.loader import ImageLoader
 from kappaplace.data.resample import resized, size_to_leave
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import reason
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
 
@@ -50,9 +52,7 @@ def as_sources(images: Iterable[Source] | Source) -> Sequence[Source]:
     if isinstance(images, np.ndarray):
         return list(images) if images.ndim == 4 else [images]
     if not isinstance(images, Iterable):
-        raise KappaPlaceError(
-            f"Cannot embed a {type(images).__name__}. Pass paths, Pillow images or H×W×3 arrays."
-        )
+        raise KappaPlaceError(f"Cannot embed a {type(images).__name__}. Pass paths, Pillow images or arrays.")
     return list(images)
 
 
@@ -62,8 +62,9 @@ def usable_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise KappaPlaceError(f"The device '{name}' cannot be used here: {reason}") from None
+        raise KappaPlaceError(
+            f"The device '{name}' cannot be used on this machine ({reason(error)}). Choose another device."
+        ) from None
     return device
 
 
@@ -84,7 +85,8 @@ def embed_images(
         model: Model that returns `Embeddings`.
         preprocessing: Preprocessing of the images.
         images: A path, Pillow image or H×W×3 array, or a sequence of them.
-        batch_size: Number of images to embed at once.
+        batch_size: Number of images to embed at once. A cross-image encoder, whose descriptors depend on the
+            other images of a batch, always gets one image at a time.
         device: Device to move the model to. Default: do not move it.
         progress: Show a progress bar.
         patches: Also return the feature maps for patch matching, from the same pass.
@@ -95,11 +97,12 @@ def embed_images(
     Raises:
         KappaPlaceError: If there are no images, or the batch size is less than 1.
     """
-    if batch_size < 1:
-        raise KappaPlaceError(f"batch_size must be at least 1, got {batch_size}.")
+    within(batch_size, "batch_size", 1)
+    if getattr(model, "cross_image", False):
+        batch_size = 1
     sources = as_sources(images)
     if not sources:
-        raise KappaPlaceError("There are no images to embed: the list is empty.")
+        raise KappaPlaceError("images must contain at least one image, got none.")
     if device is not None:
         model.to(usable_device(device))
     weight = next(model.parameters())
@@ -108,7 +111,8 @@ def embed_images(
     def downloads() -> Iterator[Download]:
         for batch in prepared(sources, preprocessing, batch_size, weight):
             *values, maps = model(batch, patches=True) if patches else model(batch)
-            yield Download([*(None if x is None else x.float() for x in values), maps])
+            numbers = [None if value is None else value.float() for value in values]
+            yield Download([*numbers, maps.half() if patches else None])
 
     with evaluation_mode(model), track("Embedding", len(sources)) if progress else nullcontext(None) as bar:
         # A GPU computes the next batch while the results of this batch are copied.
@@ -154,9 +158,7 @@ def embed_patches(
         for batch in prepared(as_sources(images), preprocessing, batch_size, next(model.parameters())):
             maps.extend(model.patch_maps(batch).half())  # type: ignore[operator]
     if len({one.shape for one in maps}) > 1:
-        raise KappaPlaceError(
-            "Patch matching needs images of equal size. Use a preprocessing with a fixed size."
-        )
+        raise KappaPlaceError("Patch matching needs images of equal size. Fix the size of the preprocessing.")
     return torch.stack(maps)
 
 
@@ -216,7 +218,7 @@ def prepared(
 def loader_for(
     sources: Sequence[Source], preprocessing: Preprocessing, batch_size: int, device: torch.device
 ) -> ImageLoader:
-    """Return a loader; resizing is left to a GPU, which is faster, if its result is the same.
+    """Return a loader that leaves resizing to a GPU, which is faster, if the result is identical.
 
     Args:
         sources: The images.
@@ -237,7 +239,7 @@ def _input(parts: list[Tensor], preprocessing: Preprocessing, weight: Tensor) ->
 
 
 class Upload:
-    """Copies batches to a device; to a GPU through pinned memory, while it computes."""
+    """Upload of batches to a device; a GPU computes in the meantime, thanks to pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

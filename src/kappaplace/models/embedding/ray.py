@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 import torch
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError, import_extra
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.fast import for_many
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 AUTO = "auto"
 RETRIES = 4
 """Number of times that a block is sent to another worker before an error is raised."""
-BLOCKS_A_WORKER = 2
+BLOCKS_PER_WORKER = 2
 """Blocks per worker: one in progress and one waiting, so that no worker is idle."""
 CONNECT_SECONDS = 5.0
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -45,8 +45,8 @@ Embedder: TypeAlias = Callable[[Sequence[str]], Embeddings]
 """Function from image files to embeddings."""
 Started: TypeAlias = Callable[[], Embeddings]
 """Pending embeddings: a call waits for them."""
-Starter: TypeAlias = "Here | RayEmbedder"
-"""Starts the embedding of a block with ``begin(paths)``, ``ahead`` blocks before it waits for the first."""
+Starter: TypeAlias = "LocalEmbedder | RayEmbedder"
+"""Embedder of blocks: ``begin(paths)`` starts a block, ``ahead`` is how many to start before waiting."""
 
 
 class Settings(TypedDict):
@@ -57,8 +57,8 @@ class Settings(TypedDict):
     patches: bool
 
 
-class Here:
-    """Embeds one block after the other in this process."""
+class LocalEmbedder:
+    """Embedder of one block after the other, in this process."""
 
     ahead = 0
 
@@ -70,7 +70,7 @@ class Here:
 
 
 class RayEmbedder:
-    """Embeds blocks of images on the workers of a cluster; a context manager that disconnects at the end.
+    """Embedder of blocks on the workers of a cluster; a context manager that disconnects at the end.
 
     Workers need the same version of kappaplace, but no access to the images.
 
@@ -123,7 +123,7 @@ class RayEmbedder:
 
     @property
     def ahead(self) -> int:
-        return max(BLOCKS_A_WORKER * self.workers - 1, 0)
+        return max(BLOCKS_PER_WORKER * self.workers - 1, 0)
 
     def begin(self, paths: Sequence[str]) -> Started:
         """Send a block of image files."""
@@ -191,25 +191,15 @@ def starter(
     Yields:
         An object that embeds blocks of images.
     """
+    settings = Settings(batch_size=batch_size, device=device, patches=patches)
     if ray:
-        settings = Settings(batch_size=batch_size, device=device, patches=patches)
         with RayEmbedder(model, preprocessing, ray, **settings) as cluster:
             yield cluster
         return
-    if embedder is not None:
-        yield Here(embedder)
-        return
-    yield Here(
-        partial(
-            embed_images,
-            for_many(model, device, images),
-            preprocessing,
-            batch_size=batch_size,
-            device=device,
-            progress=False,
-            patches=patches,
-        )
-    )
+    if embedder is None:
+        fast = for_many(model, device, images)
+        embedder = partial(embed_images, fast, preprocessing, **settings, progress=False)
+    yield LocalEmbedder(embedder)
 
 
 def embed_block(
@@ -257,7 +247,9 @@ def _packed(model: AnyModel) -> bytes:
     try:
         torch.save(model, stream, pickle_module=cloudpickle)
     except Exception as error:  # the user's own encoder may contain anything
-        raise KappaPlaceError(f"The model cannot be sent to Ray workers ({_last_line(error)}).") from None
+        raise KappaPlaceError(
+            f"The model cannot be sent to Ray workers ({_last_line(error)}). Embed on this machine instead."
+        ) from None
     return stream.getvalue()
 
 
@@ -314,8 +306,4 @@ def _last_line(error: Exception) -> str:
 
 
 def _imported() -> ModuleType:
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtra("Embedding on a cluster", "ray") from None
-    return ray
+    return import_extra("ray", "Embedding on a cluster", "ray")

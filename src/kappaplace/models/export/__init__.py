@@ -7,19 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kappaplace.checks import choice
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, not_written, replace_file, sha256_of
+from kappaplace.files import make_folder, not_written, reason, replace_file, sha256_of
 from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import evaluation_mode
-from kappaplace.models.export.formats import OPSET, convert, halve_weights, put_record, write_onnx
-from kappaplace.models.export.graph import ExportGraph
+from kappaplace.models.export.formats import (
+    OPSET,
+    ExportGraph,
+    convert,
+    halve_weights,
+    put_record,
+    write_onnx,
+)
 from kappaplace.models.export.quantize import Quantization, check_image_count, quantize
 from kappaplace.models.exported import (
     BLANK,
@@ -51,7 +58,7 @@ class Gap(NamedTuple):
     width: int
     """Width of the images in pixels."""
     descriptor: float
-    """Largest 1 − cosine."""
+    """Largest 1 − cosine of the two descriptors of an image."""
     spread: float
     """Largest relative difference of κ (or a variance)."""
     patches: float
@@ -97,7 +104,7 @@ class ExportOptions:
     """A calibration of this model, as `Calibration.to_dict` returns it."""
     name: str = ""
     """Name in the record. Default: name of the backbone."""
-    licence: str = "not stated"
+    license: str = "not stated"
     """License of the weights."""
 
     def __post_init__(self) -> None:
@@ -125,8 +132,7 @@ def export_model(
         KappaPlaceError: If the model cannot be exported, or if the file differs from it beyond the tolerance.
     """
     options = options or ExportOptions()
-    if format not in get_args(Format):
-        raise KappaPlaceError(f"Unknown format '{format}'. Choose from: {', '.join(get_args(Format))}.")
+    choice(format, Format, "format")
     if not isinstance(model, PlaceModel):
         raise KappaPlaceError(
             "Only models of kappaplace (backbone, GeM, head) can be exported, not hub encoders or "
@@ -134,9 +140,7 @@ def export_model(
         )
     file = Path(out)
     if file.suffix.lower() != SUFFIXES[format]:
-        raise KappaPlaceError(
-            f"The name of an {format} file must end in {SUFFIXES[format]}, got {file.name}."
-        )
+        raise KappaPlaceError(f"An {format} file must end in {SUFFIXES[format]}, got {file.name}.")
     make_folder(file.parent)
     _check_installed(format)
     results: list[Exported] = []
@@ -188,7 +192,7 @@ class _Job:
             size=self.size,
             # The calibration of the model does not apply to int8, because its scores differ.
             calibration=None if options.calibration is None or int8 else dict(options.calibration),
-            licence=options.licence,
+            license=options.license,
             kappaplace=package_version(),
         )
 
@@ -218,13 +222,13 @@ class _Job:
 
 
 def _check_installed(format: Format) -> None:
-    """Check the required packages before minutes of work."""
+    """Check that the required packages are installed, before minutes of work."""
     for package in ("onnx", "onnxscript", "onnxruntime" if format == "onnx" else "openvino"):
         imported(package)
 
 
 def gaps(model: PlaceModel, exported: ExportedModel) -> list[Gap]:
-    """Compare a single image, a batch of three, and two images of another size if any size is accepted."""
+    """Compare file and model on one image, on three, and on two of another size if the file accepts it."""
     results = []
     for count, size in cases(model.preprocessing, exported.record.size is not None):
         images = probe_images(model.preprocessing, count, size)
@@ -243,10 +247,9 @@ def _run(exported: ExportedModel, images: Tensor) -> Embeddings:
     try:
         return exported(images)
     except Exception as error:  # each runtime has its own classes for a batch that its graph does not accept
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        shape = " × ".join(map(str, images.shape))
         raise KappaPlaceError(
-            f"The exported graph does not accept a batch of {' × '.join(map(str, images.shape))} ({reason}). "
-            "Choose another format."
+            f"The exported graph does not accept a batch of {shape} ({reason(error)}). Choose another format."
         ) from None
 
 

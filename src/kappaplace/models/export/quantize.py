@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from torch import Tensor
 
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.loader import ImageLoader
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.export.formats import quiet
-from kappaplace.models.export.graph import INPUT
+from kappaplace.models.export.formats import INPUT, quiet
 from kappaplace.models.exported import DESCRIPTOR, KAPPA, OnnxRuntime, imported
 
 if TYPE_CHECKING:
@@ -115,15 +114,14 @@ def quantize(
                     break
     if not loss.good:
         raise KappaPlaceError(
-            f"int8 changes this model too much: with half of its layers in float32, the mean cosine is "
-            f"{loss.cosine:.3f} and the rank correlation of κ {loss.ranks:.3f} on {len(batches)} images "
-            f"(required: {COSINE} and {RANKS}). Pass more typical images, or export without --int8."
+            f"int8 changes this model too much: mean cosine {loss.cosine:.3f}, rank correlation of κ "
+            f"{loss.ranks:.3f} (required: {COSINE} and {RANKS}). Pass more typical images, or omit --int8."
         )
     return Quantization(loss, len(writer.layers), len(float_layers), len(batches))
 
 
 class _Writer:
-    """Measures ranges once, and writes int8 files with them."""
+    """Writer of int8 files, which measures the value ranges once."""
 
     def __init__(self, file: Path, out: Path, batches: Sequence[Tensor]) -> None:
         tools, onnx = imported("onnxruntime.quantization"), imported("onnx")
@@ -131,14 +129,6 @@ class _Writer:
         graph = onnx.load(file).graph
         self.layers = [node.name for node in graph.node if node.op_type == "Conv"]
         self.excluded = _after_backbone(graph)
-
-        class Reader(tools.CalibrationDataReader):  # type: ignore[name-defined]
-            def __init__(self, batch: Tensor) -> None:
-                self.batches = iter([batch])
-
-            def get_next(self) -> dict[str, NDArray[np.float32]] | None:
-                batch = next(self.batches, None)
-                return None if batch is None else {INPUT: batch.numpy()}
 
         widened = out.with_name(f"{out.name}.widened.onnx")
         meter = tools.calibrate.create_calibrator(
@@ -152,7 +142,7 @@ class _Writer:
             # One by one: the outputs of all layers are in memory until they are counted, and sizes may
             # differ.
             for batch in batches:
-                meter.collect_data(Reader(batch))
+                meter.collect_data(SimpleNamespace(get_next=iter([{INPUT: batch.numpy()}, None]).__next__))
             self.ranges = meter.compute_data()
         finally:
             del meter
@@ -179,7 +169,7 @@ class _Writer:
 
 
 class _Comparison:
-    """Compares files with the float model on the same images."""
+    """Comparison of files with the float model on the same images."""
 
     def __init__(self, file: Path, batches: Sequence[Tensor], kappa: bool) -> None:
         self.batches, self.names = batches, [DESCRIPTOR, *([KAPPA] if kappa else [])]

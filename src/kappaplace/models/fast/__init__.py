@@ -20,7 +20,7 @@ from torch.utils._triton import has_triton
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import Aggregation
-from kappaplace.models.backbones.resnet import ResNet
+from kappaplace.models.backbones.convolutional import ResNet
 from kappaplace.models.embedding import check_images, usable_device
 from kappaplace.models.encoder import EncoderModule
 from kappaplace.models.fast.fused import (
@@ -65,9 +65,9 @@ class GraphedCall:
 
 log = logging.getLogger(__name__)
 
-Way = Literal["auto", "eager", "graph", "fused", "compiled"]
-"""eager: folded, channels-last, half precision on CUDA. graph: eager, recorded. fused: cuDNN's fused kernels,
-recorded. compiled: by `torch.compile`, recorded on CUDA. auto: the fastest of them."""
+Form = Literal["auto", "eager", "graph", "fused", "compiled"]
+"""auto: the fastest form. eager: folded BatchNorms, channels-last, half precision on CUDA. graph: like eager,
+as a recorded CUDA graph. fused: cuDNN's fused kernels, as a recorded graph. compiled: by `torch.compile`."""
 
 LEAST_COSINE, MOST_KAPPA = 0.9999, 0.01  # limits of the difference from the original
 MOST_SHAPES = 8  # recorded batch shapes; each one needs memory for all its activations
@@ -98,10 +98,10 @@ class OptimizedModel(EncoderModule):
     Args:
         model: The model to run.
         dtype: Number format of the backbone.
-        way: Form of the model.
+        form: Form of the model.
     """
 
-    def __init__(self, model: Network, dtype: torch.dtype, way: Way) -> None:
+    def __init__(self, model: Network, dtype: torch.dtype, form: Form) -> None:
         super().__init__()
         self.model, self.preprocessing = model, model.preprocessing
         self.tail: Tail | None = None
@@ -109,12 +109,12 @@ class OptimizedModel(EncoderModule):
         if isinstance(aggregation, Aggregation) and (head is None or isinstance(head, FoldedKappaHead)):
             self.tail = Tail(aggregation, head)
         self.dtype = dtype
-        self.way = way
+        self.form = form
         self._call: Callable[[Tensor], Tensor] = self._packed
         self._fast_tail: Callable[[Tensor], Embeddings] | None = None
-        if way == "compiled":
+        if form == "compiled":
             self._call = torch.compile(self._packed, dynamic=False)
-        elif way in ("graph", "fused") and self.tail is not None and has_triton():
+        elif form in ("graph", "fused") and self.tail is not None and has_triton():
             # Compiles a dozen small kernels into a few within seconds; cuDNN computes the convolutions
             # anyway.
             self._fast_tail = torch.compile(self.tail, dynamic=False)
@@ -130,7 +130,7 @@ class OptimizedModel(EncoderModule):
     @property
     def dim(self) -> int:
         """Dimension of the descriptor."""
-        return self.model.dim
+        return self.model.dim if self.whitening is None else self.whitening.dim
 
     @property
     def head(self) -> nn.Module | None:
@@ -138,8 +138,8 @@ class OptimizedModel(EncoderModule):
         return self.model.head
 
     @property
-    def shows_patches(self) -> bool:
-        """Whether `patch_maps` works."""
+    def shows_patches(self) -> bool:  # type: ignore[override]
+        """Whether the model provides patch maps."""
         return self.model.shows_patches
 
     @torch.inference_mode()
@@ -150,18 +150,13 @@ class OptimizedModel(EncoderModule):
         """
         check_images(images)
         if patches:
-            return self.model(images, patches=True)
+            return self.whitened(self.model(images, patches=True))
         recorded = self._graphs.get(tuple(images.shape))
-        if recorded is not None:  # converts the images while it copies them
-            return self._unpacked(recorded(images), len(images))
-        return self._unpacked(
-            self._run(images.to(self.dtype, memory_format=torch.channels_last)), len(images)
-        )
-
-    @torch.inference_mode()
-    def patch_maps(self, images: Tensor) -> Tensor:
-        """Compute feature maps for patch matching, see `PlaceModel.patch_maps`."""
-        return self.model.patch_maps(images)
+        if recorded is None:
+            packed = self._run(images.to(self.dtype, memory_format=torch.channels_last))
+        else:  # converts the images while it copies them
+            packed = recorded(images)
+        return self.whitened(self._unpacked(packed, len(images)))
 
     def train(self, mode: bool = True) -> OptimizedModel:
         """Stay in evaluation mode: an optimized model cannot be trained."""
@@ -176,9 +171,9 @@ class OptimizedModel(EncoderModule):
 
     def _run(self, images: Tensor) -> Tensor:
         shape = tuple(images.shape)
-        if images.device.type == "cuda" and self.way != "eager":
+        if images.device.type == "cuda" and self.form != "eager":
             return self._recorded(shape, images)
-        if self.way == "compiled" and shape not in self._shapes:
+        if self.form == "compiled" and shape not in self._shapes:
             self._shapes.add(shape)
             with _room_to_compile():
                 return self._call(images)
@@ -202,7 +197,7 @@ class OptimizedModel(EncoderModule):
             try:
                 return GraphedCall(self._with_fast_tail, images)
             except Exception as error:  # compilers fail in many ways; the plain form always works
-                log.warning("The end of the model is not compiled: %s", str(error).partition("\n")[0])
+                log.warning("The end of the model could not be compiled: %s", str(error).partition("\n")[0])
                 self._fast_tail = None
         return GraphedCall(self._call, images)
 
@@ -216,14 +211,15 @@ class OptimizedModel(EncoderModule):
 
     def _first(self, packed: Tensor, count: int, total: int) -> Tensor:
         """Return the packed outputs of the first ``count`` images."""
-        return torch.cat([packed[: count * self.dim], packed[total * self.dim :][:count]])
+        return torch.cat([packed[: count * self.model.dim], packed[total * self.model.dim :][:count]])
 
     def _packed(self, images: Tensor) -> Tensor:
         """Compute descriptors and κ in one tensor: two tensors need two kernels."""
         return _flat(self.model(images) if self.tail is None else self.tail(self.model.backbone(images)))
 
     def _unpacked(self, packed: Tensor, count: int) -> Embeddings:
-        descriptor, spread = packed[: count * self.dim].view(count, self.dim), packed[count * self.dim :]
+        size = count * self.model.dim
+        descriptor, spread = packed[:size].view(count, self.model.dim), packed[size:]
         if self.head is None:
             return Embeddings(descriptor)
         if getattr(self.head, "spread", "variance") == "kappa":
@@ -236,18 +232,22 @@ def _flat(outputs: Embeddings) -> Tensor:
 
 
 def optimize(
-    model: Network, device: str | torch.device | None = None, *, way: Way = "auto"
+    model: Network, device: str | torch.device | None = None, *, form: Form = "auto"
 ) -> OptimizedModel:
     """Return the form of a model that is fastest on a device, see `PlaceModel.optimize`.
 
     Args:
         model: The model.
         device: Device to run on. Default: the device of the model.
-        way: Form of the model. Default: the fastest one whose results agree with the model.
+        form: Form of the model. Default: the fastest one whose results agree with the model.
 
     Returns:
         A copy for inference.
     """
+    if model.whitening is not None:
+        return optimize(model.with_whitening(None), device, form=form).with_whitening(
+            copy.deepcopy(model.whitening).to(usable_device(device or next(model.parameters()).device))
+        )
     target = next(model.parameters()).device if device is None else usable_device(device)
     plain = copy.deepcopy(model).to(target).float().eval().requires_grad_(False)
     if isinstance(plain.head, MirroredKappaHead) and plain.head.spread == "kappa":
@@ -260,31 +260,29 @@ def optimize(
         fold_batch_norms(folded.backbone, images[:1])
         if fidelity(expected, folded(images)).good:
             plain = folded
-        for own_way, dtype in _ways(target, way):
-            form = _in_form(plain, own_way, dtype)
-            if form is not None:
-                optimized = OptimizedModel(form, dtype, own_way)
+        for candidate, dtype in _candidates(target, form):
+            network = _in_form(plain, candidate, dtype)
+            if network is not None:
+                optimized = OptimizedModel(network, dtype, candidate)
                 if fidelity(expected, _outputs(optimized, images)).good:
                     return optimized
-    last: Way = "eager" if target.type != "cuda" else "graph"
-    return OptimizedModel(_encoder_in(plain, torch.float32), torch.float32, last if way == "auto" else way)
+    last: Form = "eager" if target.type != "cuda" else "graph"
+    return OptimizedModel(_encoder_in(plain, torch.float32), torch.float32, last if form == "auto" else form)
 
 
-def _ways(target: torch.device, way: Way) -> list[tuple[Way, torch.dtype]]:
+def _candidates(target: torch.device, form: Form) -> list[tuple[Form, torch.dtype]]:
     """Return the forms and types to try, the fastest first."""
     if target.type != "cuda":
-        if way in ("graph", "fused"):
-            raise KappaPlaceError(
-                f"way='{way}' is only for CUDA. Choose 'eager' or 'compiled' on {target.type}."
-            )
+        if form in ("graph", "fused"):
+            raise KappaPlaceError(f"form='{form}' is only for CUDA. Choose 'eager' or 'compiled'.")
         return []
-    ways: tuple[Way, ...] = ("fused", "graph") if way == "auto" else (way,)
-    return [(each, dtype) for each in ways for dtype in (torch.float16, torch.bfloat16)]
+    forms: tuple[Form, ...] = ("fused", "graph") if form == "auto" else (form,)
+    return [(each, dtype) for each in forms for dtype in (torch.float16, torch.bfloat16)]
 
 
-def _in_form(plain: Network, way: Way, dtype: torch.dtype) -> Network | None:
+def _in_form(plain: Network, form: Form, dtype: torch.dtype) -> Network | None:
     """Return the model in a form, or None if it does not support the form."""
-    if way != "fused":
+    if form != "fused":
         return _encoder_in(plain, dtype)
     if not isinstance(plain.backbone, ResNet) or plain.backbone.conv1.bias is None:
         return None

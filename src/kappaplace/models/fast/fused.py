@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from kappaplace.models.aggregation import GEM_EPS, Aggregation, normalize_channels
-from kappaplace.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
+from kappaplace.models.backbones.convolutional import BasicBlock, Bottleneck, ResNet
+from kappaplace.models.encoder import unit
 from kappaplace.models.heads import FoldedKappaHead, positive
-from kappaplace.models.network import unit
 from kappaplace.types import Embeddings
 
 STEM_CHANNELS = 8

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import telling
 
 DEFAULT = "kappaplace-lite0"
 SHIPPED = (DEFAULT,)
@@ -48,7 +49,5 @@ def size_bytes(folder: Path) -> int:
 def model_page(name: str) -> str:
     """Return the model card as Markdown."""
     file = shipped_folder(name) / PAGE
-    try:
+    with telling(f"The model card {file} cannot be read"):
         return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise KappaPlaceError(f"The model card {file} cannot be read ({error.strerror}).") from None

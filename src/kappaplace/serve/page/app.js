@@ -11,7 +11,7 @@ import { surePage } from "./sure.js";
 
 const PAGES = {
   localize: { title: "Localize", show: localizePage },
-  sure: { title: "How sure is it?", show: surePage },
+  sure: { title: "How reliable is it?", show: surePage },
   browse: { title: "Browse the map", show: browsePage },
 };
 const MOST_REFERENCES = 20000; // more would overlap

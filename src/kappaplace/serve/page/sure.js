@@ -1,4 +1,4 @@
-// "How sure is it?": the quality of the calibration of this map.
+// "How reliable is it?": the quality of the calibration of this map.
 
 import { h } from "./dom.js";
 import { count, percent } from "./format.js";
@@ -11,7 +11,7 @@ export function surePage(world) {
     return h(
       "div",
       { class: "reading" },
-      h("h1", {}, "How sure is it?"),
+      h("h1", {}, "How reliable is it?"),
       empty(
         "This map is not calibrated",
         "Its scores rank the matches, but it is unknown how often they are correct. Calibrate it with labelled queries, or, without a guarantee, on the map's own images:",
@@ -25,7 +25,7 @@ export function surePage(world) {
   return h(
     "div",
     { class: "reading" },
-    h("h1", {}, "How sure is it?"),
+    h("h1", {}, "How reliable is it?"),
     h("p", { class: "lead" }, "A probability is useful if it matches the fraction of correct answers. These plots show the quality of the calibration of this map."),
     guarantee(calibration),
     h(

@@ -1,0 +1,337 @@
+"""Pages of a tuned map: its fitted κ and calibration, and the drift of its queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kappaplace.calibration import SHOWN, DriftMonitor
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder, write_file
+from kappaplace.maps import LEVELS, FitRecord, KappaCheck, read_record
+from kappaplace.reports.figures import COLORS, WIDTH, WRONG, new_figure, plain, styled
+from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, svg_of, table
+from kappaplace.reports.localization import picture_data
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from kappaplace.maps import PlaceMap
+
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+@dataclass(frozen=True)
+class FitFacts:
+    """Content of the page without the example images."""
+
+    name: str
+    record: FitRecord
+    reliability: Sequence[Sequence[float]] | None = None
+    """Mean probability, fraction of correct answers and count of each bin; None without a calibration."""
+    calibrated: Sequence[str] = ()
+    """Notes of the calibration."""
+
+    @property
+    def check(self) -> KappaCheck:
+        """Evaluation of the fitted κ on held-out images."""
+        return self.record.learned
+
+
+@dataclass(frozen=True)
+class Example:
+    """A reference of the map and its κ."""
+
+    name: str
+    data: str
+    """Image as a data URL; empty if there is none."""
+    kappa: float
+
+
+@styled
+def summary_figure(facts: FitFacts) -> Figure:
+    """Draw four plots: κ and descriptors against degradation, the loss, and the probabilities."""
+    figure = new_figure(9.2, 6.6)
+    (kappa, close), (loss, promise) = figure.subplots(2, 2)
+    _kappa(kappa, facts)
+    _closeness(close, facts)
+    losses = [float(row["loss"]) for row in facts.record.epochs if "loss" in row]
+    loss.plot(range(1, len(losses) + 1), losses, "o-", ms=3, color=COLORS[0])
+    loss.set(title="training", xlabel="epoch", ylabel="negative log-likelihood")
+    loss.locator_params(axis="x", integer=True)
+    _reliability(promise, facts)
+    handles, labels = kappa.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
+    return figure
+
+
+def _kappa(axis: Axes, facts: FitFacts) -> None:
+    levels = [0.0, *LEVELS]
+    for number, (kind, rows) in enumerate(facts.check.kinds.items()):
+        middle = [facts.check.clean[1], *(row[1] for row in rows)]
+        axis.plot(levels, middle, label=kind, marker=_marker(number), color=_color(number), ms=4)
+    axis.axhspan(facts.check.clean[0], facts.check.clean[2], color="#999999", alpha=0.18, linewidth=0)
+    axis.set(title="κ of held-out images", xlabel="level of degradation", ylabel="median κ")
+    axis.set_ylim(bottom=0)
+
+
+def _closeness(axis: Axes, facts: FitFacts) -> None:
+    levels = [0.0, *LEVELS]
+    for number, cosines in enumerate(facts.check.closeness.values()):
+        axis.plot(levels, [1.0, *cosines], marker=_marker(number), color=_color(number), ms=4)
+    axis.set(title="descriptors of held-out images", xlabel="level of degradation")
+    axis.set(ylabel="cosine to the original", ylim=(min(0.0, axis.get_ylim()[0]), 1.02))
+
+
+def _reliability(axis: Axes, facts: FitFacts) -> None:
+    axis.set(title="probabilities on held-out examples", xlabel="probability", ylabel="fraction correct")
+    axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    axis.plot([0, 1], [0, 1], "--", color="#666666", linewidth=1)
+    if facts.reliability is None:
+        axis.text(0.5, 0.5, "not calibrated", ha="center", va="center")
+        return
+    probability, correct, counts = facts.reliability
+    sizes = [12 + 130 * count / max(max(counts), 1) for count in counts]
+    axis.plot(probability, correct, "-", color=COLORS[0], linewidth=1)
+    axis.scatter(probability, correct, s=sizes, color=COLORS[0], linewidths=0, alpha=0.8)
+
+
+def _marker(number: int) -> str:
+    return _MARKERS[number % len(_MARKERS)]
+
+
+def _color(number: int) -> str:
+    return (*COLORS, "#000000")[number % (len(COLORS) + 1)]
+
+
+def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Example]) -> str:
+    """Return the page: a verdict, the figure, a table, and references of high and low κ."""
+    sections = [paragraph(line) for line in verdict(facts)]
+    caption = (
+        "Top left: median κ of held-out images against degradation. The gray band contains the middle half "
+        "of the undegraded images. κ should fall where the descriptor changes (top right). Bottom left: the "
+        "loss, which should level off. Bottom right: probability against the fraction of correct matches on "
+        "held-out examples. A calibrated map follows the dashed line."
+    )
+    sections.append(
+        picture(png_of(summary_figure(facts)), "κ against degradation, loss, probabilities", caption)
+    )
+    header = ["degradation", "rank correlation", *(f"κ at {level:g}" for level in (0, *LEVELS))]
+    rows = [
+        [
+            kind,
+            _signed(facts.check.by_kind[kind]),
+            *(_number(v) for v in (facts.check.clean[1], *(r[1] for r in values))),
+        ]
+        for kind, values in facts.check.kinds.items()
+    ]
+    sections += [heading("κ for each kind of degradation"), table(header, rows)]
+    sections.append(
+        paragraph(
+            "Rank correlation of κ with the level: −1 is best. The values of κ are medians.", small=True
+        )
+    )
+    for title, examples in (("Highest κ", highest), ("Lowest κ", lowest)):
+        if examples:
+            sections.append(heading(f"{title} in the map"))
+            cards = "".join(
+                card("", each.name, each.data, [each.name, f"κ {_number(each.kappa)}"]) for each in examples
+            )
+            sections.append(f'<div class="row">{cards}</div>')
+    if facts.calibrated:
+        sections.append(heading("Self-calibration"))
+        sections += [paragraph(line) for line in facts.calibrated]
+    record = facts.record
+    lead = (
+        f"{record.images:,} of {record.references:,} images, {record.views} degraded views per image, "
+        f"{record.seconds:,.0f} s, no labels"
+    )
+    return page(f"κ fitted to the map: {facts.name}".rstrip(": "), lead, sections)
+
+
+def verdict(facts: FitFacts) -> list[str]:
+    """Return whether the fit worked, as text."""
+    lines = [
+        f"On {facts.check.images} held-out images, the rank correlation of κ with the level of degradation "
+        f"is {_signed(facts.check.with_level)} (−1 is best), and with the cosine to the original descriptor "
+        f"{_signed(facts.check.with_cosine)} (+1 is best)."
+    ]
+    if facts.check.before is not None:
+        change = "better than" if facts.check.with_level < facts.check.before else "not better than"
+        lines.append(f"This is {change} the previous κ of the model ({_signed(facts.check.before)}).")
+    return lines
+
+
+def fit_verdict(place_map: PlaceMap) -> list[str]:
+    """Describe whether the last fit of a map worked.
+
+    Args:
+        place_map: A map whose κ was fitted.
+
+    Returns:
+        One or two sentences.
+
+    Raises:
+        KappaPlaceError: If κ was not fitted for this map.
+    """
+    return verdict(fit_facts(place_map))
+
+
+def _number(value: float) -> str:
+    if value < 0.01:
+        return "0.00"  # the lower limit: the image has no content left
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+EXAMPLES = 4
+
+
+def write_fit_report(place_map: PlaceMap, file: str | Path) -> tuple[Path, Path]:
+    """Write the page of a fitted map, and its figure as PNG.
+
+    Args:
+        place_map: A map whose κ was fitted.
+        file: HTML file to write; the figure has the same name with the suffix .png.
+
+    Returns:
+        Paths of the page and of the figure.
+
+    Raises:
+        KappaPlaceError: If κ was not fitted for this map.
+    """
+    file = Path(file)
+    facts = fit_facts(place_map)
+    kappa = np.asarray(place_map.store.whole("kappa"))
+    order = np.argsort(kappa, kind="stable")
+    shown = min(EXAMPLES, len(order) // 2)
+    lowest, highest = (
+        [_example(place_map, int(row)) for row in rows] for rows in (order[:shown], order[::-1][:shown])
+    )
+    make_folder(file.parent)
+    image = file.with_suffix(".png")
+    write_file(image, png_of(summary_figure(facts)))
+    write_file(file, fit_page(facts, highest, lowest).encode("utf-8", "backslashreplace"))
+    return file, image
+
+
+def fit_facts(place_map: PlaceMap) -> FitFacts:
+    """Return the facts of the last fit of a map."""
+    record = read_record(place_map.folder, place_map.manifest)
+    if record is None:
+        raise KappaPlaceError(
+            f"κ was not fitted for the map {place_map.folder}. Run `kappaplace map fit` first."
+        )
+    calibration, stored = place_map.calibration, place_map.manifest.calibration
+    notes = [] if stored is None else [f"Calibrated on {stored['origin']}."]
+    if calibration is not None and calibration.rule is not None:
+        notes += calibration.rule.promise()
+    reliability = None if stored is None else stored.get("reliability")
+    return FitFacts(place_map.manifest.name, record, reliability, notes)
+
+
+def _example(place_map: PlaceMap, reference: int) -> Example:
+    store = place_map.store
+    name = store.name(reference)
+    data = picture_data(store.image_path(reference), store.thumbnail(reference))
+    return Example(PurePath(name).name, data, float(store.gather("kappa", np.array([reference]))[0]))
+
+
+SUFFIXES = (".png", ".svg", ".html")
+HOW_TO_READ = (
+    "Gray: the calibrated range (1st to 99th percentile) and median. Blue: median and 5th to 95th percentile "
+    "of each full window. Red cross: a window with a warning. Hollow: queries of the current window."
+)
+_COLUMN = 1.5
+"""Height in inches per signal."""
+
+
+@styled
+def drift_figure(monitor: DriftMonitor) -> Figure:
+    """Draw each signal against the number of queries, one plot per signal."""
+    sketch, history = monitor.sketch, list(monitor.history)
+    queries = np.array([window.queries for window in history], dtype=np.float64)
+    figure = new_figure(WIDTH, 0.8 + _COLUMN * len(sketch.values))
+    axes = figure.subplots(len(sketch.values), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (name, points) in zip(axes, sketch.values.items(), strict=True):
+        if (calibrated := sketch.calibrated_range(name)) is not None:
+            axis.axhspan(*calibrated, color="#8a8a8a", alpha=0.25, linewidth=0)
+        axis.axhline(float(np.median(points)), color="#8a8a8a", linestyle="--", linewidth=1)
+        values = np.array([window.quantiles[name] for window in history]).reshape(-1, len(SHOWN))
+        axis.errorbar(
+            queries,
+            values[:, 1],
+            [values[:, 1] - values[:, 0], values[:, 2] - values[:, 1]],
+            fmt="o-",
+            markersize=3,
+            linewidth=1,
+            capsize=2,
+            color=COLORS[0],
+        )
+        rows = [any(w.signal == name for w in window.warnings) for window in history]
+        style = {"color": WRONG, "markersize": 8, "markeredgewidth": 2, "zorder": 3}
+        axis.plot(queries[rows], values[rows, 1], "x", **style)
+        if monitor.waiting:
+            middle = float(np.median(monitor.waiting_values[name]))
+            axis.plot([monitor.queries], [middle], "o", color=COLORS[0], markerfacecolor="none")
+        axis.set_ylabel(plain("κ" if name == "kappa" else name))
+    axes[-1].set_xlabel("number of queries")
+    axes[-1].set_xlim(left=0)
+    return figure
+
+
+def write_drift(monitor: DriftMonitor, file: str | Path, title: str) -> None:
+    """Write the figure of drift as an image, or as a page with the warnings.
+
+    Args:
+        monitor: State of the monitor.
+        file: File to write: .png, .svg or .html.
+        title: Title of the page.
+
+    Raises:
+        KappaPlaceError: If the suffix is not supported.
+    """
+    file = Path(file)
+    kind = file.suffix.lower()
+    if kind not in SUFFIXES:
+        raise KappaPlaceError(f'The figure must be a {", ".join(SUFFIXES)} file, got "{file.name}".')
+    figure = drift_figure(monitor)
+    if kind == ".png":
+        data = png_of(figure)
+    elif kind == ".svg":
+        data = svg_of(figure)
+    else:
+        data = _page(monitor, figure, title).encode("utf-8", "backslashreplace")
+    write_file(file, data)
+
+
+def _page(monitor: DriftMonitor, figure: Figure, title: str) -> str:
+    sections = [paragraph(warning.sentence) for warning in monitor.drifting]
+    if not sections:
+        text = "No full window yet." if not monitor.history else "The last full window shows no drift."
+        sections = [paragraph(text)]
+    sections.append(picture(png_of(figure), "Signals of incoming queries by window", HOW_TO_READ))
+    rows = [
+        [f"{window.queries:,}", _date(window.time), "; ".join(w.sentence for w in window.warnings) or "–"]
+        for window in reversed(monitor.history)
+    ]
+    if rows:
+        sections.append(table(["number of queries", "full at", "warnings"], rows, words=True))
+    lead = f"{monitor.queries:,} queries in windows of {monitor.window:,}, {monitor.waiting:,} in the current"
+    return page(title, lead, sections)
+
+
+def _date(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
