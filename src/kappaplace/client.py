@@ -93,6 +93,7 @@ class Client:
         order: str = "similarity",
         rerank: int | None = None,
         max_risk: float | None = None,
+        coverage: float | None = None,
         map: str | None = None,
     ) -> Localization:
         """Estimate where an image was taken.
@@ -104,6 +105,8 @@ class Client:
             order: Order of the matches: "similarity" or "probability".
             rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
             max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
+            coverage: Also return the smallest set of places that contains the correct one with this
+                probability.
             map: Name of the map. Default: the map of the client.
 
         Returns:
@@ -112,7 +115,8 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank, "max_risk": max_risk}
+        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
+        options |= {"max_risk": max_risk, "coverage": coverage}
         return localization_of(self._post("/v1/localize", [image], options, map))
 
     @renamed(near="area")
@@ -125,6 +129,7 @@ class Client:
         order: str = "similarity",
         rerank: int | None = None,
         max_risk: float | None = None,
+        coverage: float | None = None,
         map: str | None = None,
     ) -> list[Localization]:
         """Estimate where several images were taken.
@@ -136,6 +141,8 @@ class Client:
             order: Order of the matches: "similarity" or "probability".
             rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
             max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
+            coverage: Also return the smallest set of places that contains the correct one with this
+                probability.
             map: Name of the map. Default: the map of the client.
 
         Returns:
@@ -144,7 +151,8 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank, "max_risk": max_risk}
+        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
+        options |= {"max_risk": max_risk, "coverage": coverage}
         answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
         return [localization_of(answer) for answer in answers]
 
@@ -299,14 +307,18 @@ class Client:
 
 def localization_of(answer: Mapping[str, Any]) -> Localization:
     """Return an answer of the service as a `Localization`; null becomes NaN for numbers."""
-    from kappaplace.maps import Localization, Match, Pose
+    from kappaplace.maps import CandidatePlace, CandidateSet, Localization, Match, Pose
 
-    pose = answer["pose"]
+    pose, candidates = answer["pose"], answer.get("candidates")  # services of earlier versions have none
+    if candidates is not None:
+        places = tuple(_record(CandidatePlace, place) for place in candidates["places"])
+        candidates = _record(CandidateSet, {**candidates, "places": places})
     parts = {
         "pose": None if pose is None else _record(Pose, pose),
         "matches": tuple(_record(Match, {**match, "image": ""}) for match in answer["matches"]),
         "signals": {name: _number(value) for name, value in answer["signals"].items()},
         "notes": tuple(answer["notes"]),
+        "candidates": candidates,
     }
     return _record(Localization, {**answer, **parts})
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kappaplace.calibration.calibrators import Calibrator as Calibrator
     from kappaplace.calibration.calibrators import best_calibrator as best_calibrator
     from kappaplace.calibration.calibrators import fit_calibrator as fit_calibrator
+    from kappaplace.calibration.candidates import Candidates as Candidates
+    from kappaplace.calibration.candidates import PlaceSet as PlaceSet
     from kappaplace.calibration.combination import Combination as Combination
     from kappaplace.calibration.combination import Signal as Signal
     from kappaplace.calibration.combination import features_of as features_of

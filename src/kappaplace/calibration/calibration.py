@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kappaplace.calibration.candidates import NO_CANDIDATES, Candidates, PlaceSet, place_sets
 from kappaplace.calibration.combination import Signal, features_of
 from kappaplace.calibration.decision import Decision, DecisionRule
 from kappaplace.calibration.domain import Domain, domain_signals
@@ -60,6 +61,8 @@ class Calibration:
     """Signals of correctly answered calibration queries; None in files of earlier versions."""
     plain: Calibration | None = field(default=None, metadata=optional())
     """Calibration without patch matching, for queries or maps whose images are not available."""
+    candidates: Candidates | None = field(default=None, metadata=optional())
+    """Scores for candidate sets; None if the correct place of incorrectly answered queries is unknown."""
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -233,6 +236,8 @@ class Judgment:
     it applies."""
     guaranteed: Bools | None = None
     """Whether the risk of accepting is guaranteed (N)."""
+    candidates: tuple[PlaceSet, ...] | None = None
+    """Candidate set of each query; None unless a coverage was requested."""
 
 
 def judge(
@@ -241,6 +246,7 @@ def judge(
     *,
     outside_rate: float | None = None,
     bank: Domain | None = None,
+    coverage: float | None = None,
 ) -> Judgment:
     """Turn the scores of a retrieval into probabilities and decisions.
 
@@ -253,17 +259,23 @@ def judge(
         outside_rate: Expected fraction of out-of-map queries. Default: the fraction at calibration.
         bank: Correctly answered queries of other maps, used if the calibration has too few.
             Nothing is guaranteed then.
+        coverage: Probability that the candidate set of a query contains its correct place. Default: no sets.
 
     Returns:
         One value per query, and one per match if the calibration was fitted on pairs.
+
+    Raises:
+        KappaPlaceError: If the calibration does not support the coverage.
     """
+    if coverage is not None and calibration is None:
+        raise KappaPlaceError(NO_CANDIDATES)
     if calibration is None:
         return Judgment(plain_score(evidence).query(evidence))
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
     domain = calibration.domain
     conclusive = domain is not None and domain.conclusive
     reasons = _reasons(evidence, calibration, domain if conclusive or bank is None else None, bank)
-    decision = pairs = guaranteed = None
+    decision = pairs = guaranteed = sets = None
     if (rule := calibration.rule) is not None:  # the rule was set for the rate of the calibration
         expected = calibration.right.probability(uncertainty, calibration.outside_rate)
         decision = [
@@ -275,6 +287,17 @@ def judge(
         guaranteed = np.array([rule.guaranteed and conclusive and not reason for reason in reasons])
     if calibration.pair_scores:
         pairs = calibration.pair_probability(pair_features(evidence, calibration.pair_scores), outside_rate)
+    if coverage is not None:  # like the rule, the scores hold for the rate of the calibration
+        labeled = bool(calibration.facts.get("labelled", True))
+        sets = place_sets(
+            evidence,
+            calibration.candidates,
+            coverage,
+            uncertainty,
+            calibration.right,
+            calibration.outside_rate,
+            np.array([labeled and not reason for reason in reasons]),
+        )
     rate = calibration.outside_rate if outside_rate is None else outside_rate
     return Judgment(
         uncertainty,
@@ -284,6 +307,7 @@ def judge(
         pairs,
         reasons,
         guaranteed,
+        sets,
     )
 
 

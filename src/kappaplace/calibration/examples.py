@@ -49,6 +49,8 @@ class Examples:
         labeled: False for self-calibration, which never has a guarantee.
         facts: Further values to store, such as the date, the model and the origin of the queries.
         rerank: Number of top matches that were re-ranked by patch matching.
+        place: Number of the correct place among the places of each query's matches (N), see
+            `kappaplace.calibration.candidates.correct_places`. None: unknown, so there are no candidate sets.
     """
 
     features: Floats
@@ -66,6 +68,7 @@ class Examples:
     labeled: bool = True
     facts: Mapping[str, Json] = field(default_factory=dict)
     rerank: int = 0
+    place: NDArray[np.int64] | None = None
 
 
 def examples_of(
@@ -74,6 +77,7 @@ def examples_of(
     outside: Bools | None = None,
     groups: NDArray[np.int64] | None = None,
     names: Sequence[str] = (),
+    place: NDArray[np.int64] | None = None,
 ) -> Examples:
     """Return the scores of queries with their outcomes.
 
@@ -83,6 +87,7 @@ def examples_of(
         outside: Which queries have no correct reference at all (N).
         groups: Place of each query (N).
         names: Names of the queries (N).
+        place: Number of the correct place of each query (N), for candidate sets.
 
     Returns:
         The examples, ready for `fit_calibration`.
@@ -103,6 +108,7 @@ def examples_of(
         domain=domain_signals(evidence),
         names=names,
         rerank=0 if evidence.agreement is None else evidence.agreement.shape[1],
+        place=place,
     )
     if right.ndim == 1:
         return first
@@ -132,6 +138,7 @@ def join(blocks: Sequence[Examples]) -> Examples:
         signals={name: np.concatenate([block.signals[name] for block in blocks]) for name in first.signals},
         domain={name: np.concatenate([block.domain[name] for block in blocks]) for name in first.domain},
         names=[name for block in blocks for name in block.names],
+        place=_joined([block.place for block in blocks]),
     )
 
 

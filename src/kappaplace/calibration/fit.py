@@ -20,6 +20,7 @@ from kappaplace.calibration.calibration import (
     Calibration,
 )
 from kappaplace.calibration.calibrators import LEAST_QUERIES
+from kappaplace.calibration.candidates import Candidates, fit_candidates
 from kappaplace.calibration.combination import Combination, Signal, fit_signal
 from kappaplace.calibration.decision import (
     SELF_CALIBRATED,
@@ -33,11 +34,13 @@ from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions, Split, split_queries
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
 from kappaplace.calibration.risk import RiskRefused, claim, needed_acceptances
-from kappaplace.checks import Bools, Rows, booleans, percent
+from kappaplace.checks import Bools, Floats, Rows, booleans, percent
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.probability import mass_bins
 from kappaplace.types import Json
 
+SLACK = 1e-4
+"""Probability that a random sample with an expected fraction of out-of-map queries is too small."""
 EACH_BIN = 20
 """Number of queries per bin of the reliability curve that is stored with a calibration."""
 FEW_INCORRECT = (
@@ -108,17 +111,11 @@ def fit_calibration(
     if examples.counterparts and out is not None:  # drift is measured against the in-map queries
         watched = {name: values[~out] for name, values in watched.items()}
         queries = len(np.unique(np.asarray(examples.groups)))
-    rule = None
+    rule = candidates = None
     if options.max_risk is not None:
-        part = replace(
-            examples,
-            features=uncertainty[parts.threshold],
-            right=right[parts.threshold],
-            outside=None if out is None else out[parts.threshold],
-            groups=None if examples.groups is None else np.asarray(examples.groups)[parts.threshold],
-            names=[examples.names[row] for row in parts.threshold.tolist()] if examples.names else (),
-        )
+        part = _part(examples, uncertainty, parts.threshold)
         rule = _fit_rule(part, options, options.max_risk, queries)
+        candidates = _candidates(part, options, probability, options.outside_rate)
     counts: dict[str, Json] = {
         "queries": queries,
         "right": int(right.sum()),
@@ -141,7 +138,35 @@ def fit_calibration(
         {**counts, **examples.facts},
         examples.rerank,
         fit_domain(examples.domain, right, options.seed) if examples.domain else None,
+        candidates=candidates,
     )
+
+
+def _part(examples: Examples, uncertainty: Floats, rows: Rows) -> Examples:
+    """Return some queries, with their uncertainty as the only feature."""
+    return replace(
+        examples,
+        features=uncertainty[rows],
+        right=examples.right[rows],
+        outside=None if examples.outside is None else examples.outside[rows],
+        groups=None if examples.groups is None else np.asarray(examples.groups)[rows],
+        names=[examples.names[row] for row in rows.tolist()] if examples.names else (),
+        place=None if examples.place is None else examples.place[rows],
+    )
+
+
+def _candidates(
+    part: Examples, options: CalibrateOptions, right: OutsideAware, rate: float | None
+) -> Candidates | None:
+    """Return the scores for candidate sets, of a sample with the expected fraction of out-of-map queries."""
+    if part.place is None:
+        return None
+    drawn, outside, rows = options.outside_rate, part.outside, np.arange(len(part.right))
+    if drawn is not None and outside is not None and outside.any():
+        rows = _drawn(part, drawn, options.seed, SLACK)
+    part = _part(part, part.features, rows)
+    assert part.place is not None
+    return fit_candidates(part.features, part.place, part.outside, right, rate)
 
 
 def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOptions:
@@ -161,6 +186,7 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
         rule = rule_by_probability(options.max_risk, reject, assumptions=(note,))
     columns = [list(examples.scores).index(name) for name in prior.scores]
     features = examples.features.reshape(len(examples.right), -1)[:, columns]
+    part = _part(examples, prior.uncertainty(features), np.arange(len(features)))
     return replace(
         prior,
         rule=rule,
@@ -172,6 +198,7 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
             **examples.facts,
         },
         domain=fit_domain(examples.domain, examples.right, options.seed) if examples.domain else None,
+        candidates=_candidates(part, options, prior.right, prior.outside_rate),
     )
 
 
@@ -349,7 +376,7 @@ def reliability(examples: Examples, options: CalibrateOptions, calibration: Cali
     if options.outside_rate is not None and outside[rows].any():
         groups = None if examples.groups is None else np.asarray(examples.groups)[rows]
         part = replace(examples, outside=outside[rows], groups=groups)
-        rows = rows[_drawn(part, options.outside_rate, options.seed, 1e-4)]
+        rows = rows[_drawn(part, options.outside_rate, options.seed, SLACK)]
     predicted = calibration.probability(examples.features[rows], options.outside_rate)
     curve = mass_bins(predicted, right[rows], max(3, min(10, len(rows) // EACH_BIN)))
     return [part.tolist() for part in (curve.probability, curve.observed, curve.counts)]

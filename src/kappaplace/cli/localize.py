@@ -19,6 +19,8 @@ from kappaplace.maps import LocalizeOptions, OnError
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kappaplace.data import Circle
     from kappaplace.maps import Localization, Match, PlaceMap
 
@@ -196,11 +198,20 @@ def _show(answers: Sequence[Localization], matches: bool, verbose: bool) -> None
         if not matches:
             line = f"{escape(answer.query)}: [{color}]{escape(answer.sentence)}[/{color}]"
             console.print(line, soft_wrap=True, highlight=False)
+            _show_candidates(console, answer)
             continue
         console.print(f"[bold]{escape(answer.query)}[/bold]")
         console.print(f"[{color}]{escape(answer.sentence)}[/{color}]")
+        _show_candidates(console, answer)
         if answer.matches:
             _show_matches(answer, verbose)
+
+
+def _show_candidates(console: Console, answer: Localization) -> None:
+    from rich.markup import escape
+
+    if answer.candidates is not None:
+        console.print(escape(answer.candidates.sentence), soft_wrap=True, highlight=False)
 
 
 def _show_matches(answer: Localization, verbose: bool) -> None:

@@ -80,6 +80,41 @@ class Match:
 
 
 @dataclass(frozen=True)
+class CandidatePlace:
+    """A place that may be correct, given by its best match."""
+
+    name: str
+    """Name of the reference in the map."""
+    x: float
+    """Metres to the east in the frame of the map; NaN if unknown."""
+    y: float
+    """Metres to the north in the frame of the map; NaN if unknown."""
+    reference: int
+    """Number of the reference in the map."""
+
+
+@dataclass(frozen=True)
+class CandidateSet:
+    """The smallest set of places that contains the correct one with a given probability."""
+
+    coverage: float
+    """The probability, an average over all queries."""
+    places: tuple[CandidatePlace, ...]
+    """The places, most probable first; references of the same place count once."""
+    unmapped: bool
+    """Whether the query may be out-of-map."""
+    guaranteed: bool
+    """Whether the coverage is guaranteed."""
+
+    @property
+    def sentence(self) -> str:
+        """The set in words."""
+        names = [place.name for place in self.places] + (["unmapped"] if self.unmapped else [])
+        text = f"{percent(self.coverage)} candidate set: {', '.join(names)}"
+        return f"{text}." if self.guaranteed else f"{text} (not guaranteed)."
+
+
+@dataclass(frozen=True)
 class Localization:
     """The answer to one query."""
 
@@ -111,6 +146,8 @@ class Localization:
     """Fingerprint of the calibration; empty without one."""
     guaranteed: bool = False
     """Whether the risk of accepting this answer is guaranteed."""
+    candidates: CandidateSet | None = None
+    """Candidate set; None unless a coverage was requested."""
 
     @property
     def sentence(self) -> str:
@@ -132,9 +169,12 @@ class Localization:
         """Convert the answer to plain values for JSON.
 
         Returns:
-            The fields and the ``sentence``. Unknown values are None.
+            The fields and the ``sentence``. Unknown values are None; ``candidates`` is omitted unless requested.
         """
-        return {**{key: _plain(value) for key, value in asdict(self).items()}, "sentence": self.sentence}
+        values = {key: _plain(value) for key, value in asdict(self).items()}
+        if self.candidates is None:
+            del values["candidates"]
+        return {**values, "sentence": self.sentence}
 
 
 def fused_pose(matches: Sequence[Match], radius: float) -> Pose | None:

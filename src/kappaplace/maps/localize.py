@@ -21,12 +21,13 @@ from kappaplace.calibration.calibration import (
     plain_score,
     usable_signals,
 )
+from kappaplace.calibration.candidates import PlaceSet
 from kappaplace.calibration.decision import decide_matches, match_probabilities
 from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.sources import shipped_note
 from kappaplace.checks import percent
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.answer import Localization, Match, fused_pose
+from kappaplace.maps.answer import CandidatePlace, CandidateSet, Localization, Match, fused_pose
 from kappaplace.maps.options import LocalizeOptions
 from kappaplace.maps.references import MapReferences
 from kappaplace.maps.store import MapStore
@@ -63,6 +64,7 @@ SHIPPED_NOT_SO = (
     "`rerank` at its default, or run `kappaplace calibrate`."
 )
 PLAIN = "Patches were not compared, so the answer uses a second calibration, which was fitted without them."
+IN_MAP_ONLY = "Candidate sets hold for in-map queries only, because no calibration query was out-of-map."
 UNLIKE = (
     "No probability, and not accepted: the query differs from the correctly answered queries of the "
     "calibration ({reason})."
@@ -153,15 +155,25 @@ def locate(
         remarks.append(RERANKED)
         features = pair_features(evidence, calibration.pair_scores)
         evidence = _reranked(evidence, calibration.pair_probability(features, outside_rate))
-    judgment = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
+    judgment = judge(
+        evidence, calibration, outside_rate=outside_rate, bank=bank, coverage=options.coverage
+    )
     if by_probability or area is not None:  # the rule was fitted without these options
-        judgment = replace(judgment, guaranteed=None)
+        sets = judgment.candidates
+        if sets is not None:
+            sets = tuple(replace(each, guaranteed=False) for each in sets)
+        judgment = replace(judgment, guaranteed=None, candidates=sets)
     if calibration is not None and calibration.rule is not None and calibration.rule.guaranteed:
         domain = calibration.domain
         remarks += [UNLIKE_BANK] if domain is None or not domain.conclusive else []
     remarks += _outside_note(calibration, outside_rate)
     clock.lap("decide")
     answers = _answers(references, names, evidence, calibration, judgment, signals)
+    if judgment.candidates is not None and options.coverage is not None:
+        sets = _candidate_sets(references.store, judgment.candidates, options.coverage)
+        answers = [replace(answer, candidates=own) for answer, own in zip(answers, sets, strict=True)]
+        if calibration is not None and calibration.candidates and not calibration.candidates.outside:
+            remarks.append(IN_MAP_ONLY)
     clock.lap("answer")
     return [
         replace(
@@ -300,6 +312,20 @@ def _answers(
                 guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
             )
         )
+    return answers
+
+
+def _candidate_sets(store: MapStore, sets: Sequence[PlaceSet], coverage: float) -> list[CandidateSet]:
+    """Return candidate sets with names and positions."""
+    answers = []
+    for each in sets:
+        rows = np.array(each.references, np.int64)
+        positions = store.gather("poses", rows)[:, :2].tolist()
+        places = tuple(
+            CandidatePlace(store.name(row), x, y, row)
+            for row, (x, y) in zip(rows.tolist(), positions, strict=True)
+        )
+        answers.append(CandidateSet(coverage, places, each.unmapped, each.guaranteed))
     return answers
 
 

@@ -269,6 +269,7 @@ class OpenMap:
         order: Order = "similarity",
         outside_rate: float | None = None,
         rerank: int | None = None,
+        coverage: float | None = None,
         batch_size: int = 32,
     ) -> Localization: ...
 
@@ -282,6 +283,7 @@ class OpenMap:
         order: Order = "similarity",
         outside_rate: float | None = None,
         rerank: int | None = None,
+        coverage: float | None = None,
         batch_size: int = 32,
     ) -> list[Localization]: ...
 
@@ -295,6 +297,7 @@ class OpenMap:
         order: Order = "similarity",
         outside_rate: float | None = None,
         rerank: int | None = None,
+        coverage: float | None = None,
         batch_size: int = 32,
     ) -> Localization | list[Localization]:
         """Estimate where images were taken.
@@ -307,6 +310,8 @@ class OpenMap:
             outside_rate: Expected fraction of out-of-map queries. Default: the calibrated one.
             rerank: Number of top matches to re-rank by patch matching. Default: the number at calibration,
                 or 0. The images of the map are read only if it does not store their patches.
+            coverage: Also return the smallest set of places that contains the correct one with this
+                probability.
             batch_size: Number of images to embed at once.
 
         Returns:
@@ -328,7 +333,7 @@ class OpenMap:
         >>> answer.matches[0].name, round(answer.matches[0].similarity, 3), answer.probability
         ('green.png', 1.0, None)
         """
-        options = LocalizeOptions(k, area, order, outside_rate, rerank)
+        options = LocalizeOptions(k, area, order, outside_rate, rerank, coverage)
         sources = as_sources(images)
         if not sources:
             raise KappaPlaceError("The list of images to localize is empty. Pass at least one image.")

@@ -145,9 +145,18 @@ class LocalizeOptions:
     ] = None
     rerank: Rerank = None
     """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
+    coverage: Annotated[
+        float | None,
+        Help(
+            "Also return the smallest set of places that contains the correct one with this probability, "
+            "such as 0.95. Default: no set."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         within(self.k, "k", 1)
+        if self.coverage is not None:
+            share(self.coverage, "coverage")
         if isinstance(self.rerank, bool):
             raise KappaPlaceError(
                 f"rerank must be a number of matches, got {self.rerank}. To order matches by probability, "

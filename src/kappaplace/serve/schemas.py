@@ -51,6 +51,12 @@ class Options(Body):
         le=1000,
         description="Number of top matches to re-rank by patch matching. Default: the number at calibration.",
     )
+    coverage: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Also return the smallest set of places that contains the correct one with this probability.",
+    )
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
@@ -59,7 +65,9 @@ class Options(Body):
     def localize_options(self) -> LocalizeOptions:
         """Return the options for the map."""
         area = None if self.area is None else area_of(self.area)
-        return LocalizeOptions(self.k, area, self.order, rerank=self.rerank)
+        return LocalizeOptions(
+            self.k, area, self.order, rerank=self.rerank, coverage=self.coverage
+        )
 
 
 class LocalizeBody(Options):
@@ -130,6 +138,29 @@ class MatchOut(Out):
     """URL of the reference's thumbnail."""
 
 
+class CandidatePlaceOut(Out):
+    """A place that may be correct, given by its best match."""
+
+    name: str
+    x: float | None
+    y: float | None
+    reference: int
+    """Index of the reference in this version of the map."""
+
+
+class CandidatesOut(Out):
+    """The smallest set of places that contains the correct one with a given probability."""
+
+    coverage: float
+    """The probability, an average over all queries."""
+    places: list[CandidatePlaceOut]
+    """The places, most probable first."""
+    unmapped: bool
+    """Whether the query may be out-of-map."""
+    guaranteed: bool
+    """Whether the coverage is guaranteed."""
+
+
 class LocalizationOut(Out):
     """The answer to one query; docs/maps.md explains the fields."""
 
@@ -150,6 +181,8 @@ class LocalizationOut(Out):
     """Whether this risk limit is guaranteed."""
     pose: PoseOut | None
     matches: list[MatchOut]
+    candidates: CandidatesOut | None = None
+    """Candidate set; null unless a coverage was requested."""
     signals: dict[str, float | None]
     notes: list[str]
     seconds: dict[str, float]

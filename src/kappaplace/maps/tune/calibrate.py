@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.calibrators import LEAST_QUERIES
+from kappaplace.calibration.candidates import UNLISTED, correct_places, place_numbers
 from kappaplace.calibration.examples import Examples, examples_of, join
 from kappaplace.calibration.fit import check_label_count, fit_calibration, reliability
 from kappaplace.calibration.options import CalibrateOptions, thin_to_places
@@ -202,9 +203,11 @@ class _Labels:
         references = self.place_map.references
         evidence = retrieve(queries, references, min(MATCHES, len(references)), rerank=rerank)
         correct = self.correct(part, evidence.matches.indices)
-        return examples_of(
-            evidence, correct, self.outside[part], part, [str(image) for image in queries.images or ()]
-        )
+        names, numbers = [str(image) for image in queries.images or ()], place_numbers(evidence)
+        assert evidence.pool is not None
+        listed = self.correct(part, evidence.pool.indices[:, : numbers.shape[1]])
+        place = correct_places(numbers, listed)
+        return examples_of(evidence, correct, self.outside[part], part, names, place)
 
     def counterparts(self, queries: Queries, part: NDArray[np.int64], rerank: int) -> list[Examples]:
         """Return the examples of the same queries in a map without their place."""
@@ -248,7 +251,8 @@ def counterparts_of(
     )
     evidence = retrieve(own, LeaveOut(references, rows[usable]), count, rerank=rerank)
     none = np.zeros(evidence.matches.indices.shape if pairs else len(usable), bool)
-    return [examples_of(evidence, none, np.ones(len(usable), bool), groups[usable], images)]
+    out, place = np.ones(len(usable), bool), np.full(len(usable), UNLISTED) if pairs else None
+    return [examples_of(evidence, none, out, groups[usable], images, place)]
 
 
 def _check_images(place_map: OpenMap, images: list[str], best: NDArray[np.int64]) -> None:

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.candidates import correct_places, place_numbers
 from kappaplace.calibration.examples import Examples, examples_of, join
 from kappaplace.calibration.fit import fit_calibration, reliability
 from kappaplace.calibration.options import CalibrateOptions
@@ -226,7 +227,12 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
                 pool = search_matrix(drawn.similarities, k, gaps=True)
                 evidence = from_pool(sources, references, pool, k, rerank=rerank)
                 correct = np.take_along_axis(drawn.positives, evidence.matches.indices, axis=1)
-                blocks.append(examples_of(evidence, correct, drawn.outside, part[drawn.rows]))
+                assert evidence.pool is not None  # re-ranked
+                listed = np.take_along_axis(drawn.positives, evidence.pool.indices, axis=1)
+                place = correct_places(place_numbers(evidence), listed)
+                blocks.append(
+                    examples_of(evidence, correct, drawn.outside, part[drawn.rows], place=place)
+                )
             bar.advance(len(part))
     if not blocks:
         raise KappaPlaceError(
