@@ -96,3 +96,13 @@ def test_the_flag_of_before_names_the_order(words):
     result = CliRunner().invoke(app, ["localize", "town.map", "x.jpg", *words])
     assert result.exit_code == BAD_INPUT
     assert "--order probability" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_candidate_sets_are_printed_and_in_json(kappaplace, world):  # noqa: F811
+    image = sorted((world / "asked").iterdir())[0]
+    output = kappaplace("localize", world / "town.map", image, "--coverage", 0.3)
+    assert "30% candidate set: " in " ".join(output.split())
+    values = json.loads(kappaplace("localize", world / "town.map", image, "--coverage", 0.3, "--json"))
+    assert values["candidates"]["coverage"] == 0.3
+    assert not values["candidates"]["guaranteed"]  # self-calibrated
+    assert values["candidates"]["places"] or values["candidates"]["unmapped"]

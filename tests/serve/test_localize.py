@@ -13,6 +13,7 @@ import torch
 from starlette.testclient import TestClient
 from torch import nn
 
+from kappaplace.client import localization_of
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.maps import MapStore, PlaceMap
@@ -249,3 +250,22 @@ def test_a_map_without_its_photos_is_re_ranked_by_its_patches(
     found = answer.json()
     assert found["signals"]["patches"] == pytest.approx(direct.signals["patches"], abs=1e-6)
     assert [match["name"] for match in found["matches"]] == [match.name for match in direct.matches]
+
+
+def test_candidate_sets_over_http(client: TestClient, opened: PlaceMap, query_files: list[Path]) -> None:
+    data = query_files[0].read_bytes()
+    answer = client.post("/v1/localize?coverage=0.3", content=data, headers={"content-type": "image/png"})
+    assert answer.status_code == 200, answer.text
+    values = answer.json()["candidates"]
+    own = localization_of(answer.json()).candidates
+    assert own is not None
+    assert values["coverage"] == own.coverage == 0.3
+    expected = opened.localize(data, coverage=0.3).candidates
+    assert expected is not None
+    assert [place.name for place in own.places] == [place.name for place in expected.places]
+    assert own.unmapped == expected.unmapped
+    plain = client.post("/v1/localize", content=data, headers={"content-type": "image/png"}).json()
+    assert plain["candidates"] is None
+    assert localization_of(plain).candidates is None
+    bad = client.post("/v1/localize?coverage=1.5", content=data, headers={"content-type": "image/png"})
+    assert bad.status_code == 422
