@@ -1,4 +1,4 @@
-"""Candidate sets: coverage and size over 1,000 draws, against an independent derivation, and their messages."""
+"""Candidate sets: coverage and size over 1,000 draws, an independent derivation, and messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kappaplace.calibration.candidates import (
     UNLISTED,
     Candidates,
     correct_places,
-    fit_candidates,
+    correct_scores,
     label_scores,
     place_numbers,
     place_sets,
@@ -35,7 +35,9 @@ from kappaplace.types import Embeddings
 PLACES = 12
 
 
-def drawn(rng: np.random.Generator, n: int, outside: float = 0.1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def drawn(
+    rng: np.random.Generator, n: int, outside: float = 0.1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return uncertainties, the rank of the correct place, and which queries are out-of-map."""
     out = rng.random(n) < outside
     u = rng.normal(0, 1, n) + 2.0 * out
@@ -63,7 +65,7 @@ def test_coverage_over_1000_draws(coverage: float) -> None:
     covered, sizes = [], []
     for _ in range(1000):
         u, place, out = drawn(rng, 240)
-        scores = fit_candidates(u[:200], place[:200], out[:200], RIGHT, None)
+        scores = Candidates.of(correct_scores(u[:200], place[:200], out[:200], RIGHT, None), out[:200])
         places, unmapped = included(scores, coverage, u[200:])
         hit = places[np.arange(40), np.maximum(place[200:], 0)] & (place[200:] >= 0)
         covered.append(np.where(out[200:], unmapped, hit).mean())
@@ -84,7 +86,7 @@ def test_the_threshold_is_the_split_conformal_quantile() -> None:
     """An independent derivation: the k-th smallest score, k = ⌈(n + 1)·coverage⌉."""
     rng = np.random.default_rng(1)
     u, place, out = drawn(rng, 500)
-    scores = fit_candidates(u, place, out, RIGHT, None)
+    scores = Candidates.of(correct_scores(u, place, out, RIGHT, None), out)
     own = []
     for each, rank, away in zip(u, place, out, strict=True):
         p = 1 / (1 + np.exp(1.0 * each - 1.0))
@@ -114,7 +116,7 @@ def test_scores_grow_with_the_rank(p: float, q: float, places: int) -> None:
     scores, unmapped = label_scores(np.array([p]), np.array([q]), places)
     assert scores.shape == (1, places)
     assert (np.diff(scores[0]) >= -1e-12).all()
-    assert -1e-12 <= scores.min()
+    assert scores.min() >= -1e-12
     assert scores.max() <= 1 + 1e-9
     assert min(scores[0, 0], unmapped[0]) == pytest.approx(0, abs=1e-12)  # a set is never empty
 
@@ -154,7 +156,7 @@ def test_sets_contain_places_not_images() -> None:
 def test_messages() -> None:
     few = Candidates((0.0,) * 12, True)
     assert few.limit(0.9) == 0.0
-    with pytest.raises(KappaPlaceError, match="coverage of 95% needs at least 19 labelled queries.*got 12"):
+    with pytest.raises(KappaPlaceError, match=r"coverage of 95% needs at least 19 labelled queries.*got 12"):
         few.limit(0.95)
     Candidates((0.0,) * 19, True).limit(0.95)
     lost = Candidates((0.0,) * 90 + (np.inf,) * 10, True)
@@ -185,7 +187,7 @@ def test_a_calibration_stores_the_scores() -> None:
 def test_judge_needs_a_calibration_with_scores() -> None:
     positions = np.arange(10.0)[:, None] * [100.0, 0]
     evidence = evidence_of(np.random.default_rng(0).random((3, 10)), positions)
-    with pytest.raises(KappaPlaceError, match="this map has none. Run `kappaplace calibrate`"):
+    with pytest.raises(KappaPlaceError, match=r"this map has none\. Run `kappaplace calibrate`"):
         judge(evidence, None, coverage=0.9)
     calibration = fit_calibration(examples(0), CalibrateOptions(max_risk=0.2))
     with pytest.raises(KappaPlaceError, match="this map has none"):

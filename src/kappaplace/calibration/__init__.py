@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kappaplace.calibration.expected import rule_for as rule_for
     from kappaplace.calibration.expected import stated_risk as stated_risk
     from kappaplace.calibration.fit import fit_calibration as fit_calibration
+    from kappaplace.calibration.groups import GroupRules as GroupRules
     from kappaplace.calibration.options import CalibrateOptions as CalibrateOptions
     from kappaplace.calibration.options import split_queries as split_queries
     from kappaplace.calibration.options import thin_to_places as thin_to_places

@@ -19,6 +19,7 @@ from kappaplace.calibration.combination import Signal, features_of
 from kappaplace.calibration.decision import Decision, DecisionRule
 from kappaplace.calibration.domain import Domain, domain_signals
 from kappaplace.calibration.drift import Sketch
+from kappaplace.calibration.groups import UNGROUPED, GroupRules, Quarter
 from kappaplace.calibration.outside import OutsideAware
 from kappaplace.checks import Bools, Floats
 from kappaplace.errors import KappaPlaceError
@@ -63,6 +64,10 @@ class Calibration:
     """Calibration without patch matching, for queries or maps whose images are not available."""
     candidates: Candidates | None = field(default=None, metadata=optional())
     """Scores for candidate sets; None if the correct place of incorrectly answered queries is unknown."""
+    groups: GroupRules | None = field(default=None, metadata=optional())
+    """Decision rules per group of queries; None to decide all queries by ``rule``."""
+    difficulty: tuple[Quarter, ...] = field(default=(), metadata=optional())
+    """Results by quarter of uncertainty, easiest first, on queries that nothing was fitted on."""
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -238,6 +243,8 @@ class Judgment:
     """Whether the risk of accepting is guaranteed (N)."""
     candidates: tuple[PlaceSet, ...] | None = None
     """Candidate set of each query; None unless a coverage was requested."""
+    notes: tuple[str, ...] = ()
+    """Note on the group of each query (N), empty if there is none to give; no notes without groups."""
 
 
 def judge(
@@ -247,6 +254,7 @@ def judge(
     outside_rate: float | None = None,
     bank: Domain | None = None,
     coverage: float | None = None,
+    group: str | None = None,
 ) -> Judgment:
     """Turn the scores of a retrieval into probabilities and decisions.
 
@@ -260,13 +268,16 @@ def judge(
         bank: Correctly answered queries of other maps, used if the calibration has too few.
             Nothing is guaranteed then.
         coverage: Probability that the candidate set of a query contains its correct place. Default: no sets.
+        group: Group of the queries, if the calibration has groups by a column. Default: unknown.
 
     Returns:
         One value per query, and one per match if the calibration was fitted on pairs.
 
     Raises:
-        KappaPlaceError: If the calibration does not support the coverage.
+        KappaPlaceError: If the calibration does not support the coverage or the group.
     """
+    if group is not None and (calibration is None or calibration.groups is None):
+        raise KappaPlaceError(UNGROUPED)
     if coverage is not None and calibration is None:
         raise KappaPlaceError(NO_CANDIDATES)
     if calibration is None:
@@ -276,15 +287,20 @@ def judge(
     conclusive = domain is not None and domain.conclusive
     reasons = _reasons(evidence, calibration, domain if conclusive or bank is None else None, bank)
     decision = pairs = guaranteed = sets = None
+    notes: tuple[str, ...] = ()
     if (rule := calibration.rule) is not None:  # the rule was set for the rate of the calibration
         expected = calibration.right.probability(uncertainty, calibration.outside_rate)
+        decided = rule.decide(uncertainty=uncertainty, probability=expected)
+        valid = np.full(len(decided), rule.guaranteed)
+        if (groups := calibration.groups) is not None:
+            members = groups.members(lambda: evidence.query_kappa, len(decided), group)
+            decided, own = groups.decide(members, uncertainty, expected)
+            valid, notes = valid & own, tuple(groups.note(member) for member in members)
         decision = [
             Decision.DOUBTFUL.value if reason and each == Decision.ACCEPT else each.value
-            for each, reason in zip(
-                rule.decide(uncertainty=uncertainty, probability=expected), reasons, strict=True
-            )
+            for each, reason in zip(decided, reasons, strict=True)
         ]
-        guaranteed = np.array([rule.guaranteed and conclusive and not reason for reason in reasons])
+        guaranteed = valid & np.array([conclusive and not reason for reason in reasons])
     if calibration.pair_scores:
         pairs = calibration.pair_probability(pair_features(evidence, calibration.pair_scores), outside_rate)
     if coverage is not None:  # like the rule, the scores hold for the rate of the calibration
@@ -308,6 +324,7 @@ def judge(
         reasons,
         guaranteed,
         sets,
+        notes,
     )
 
 

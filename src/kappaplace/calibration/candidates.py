@@ -6,10 +6,10 @@ calibration gives the probability p that the first place is correct, and q that 
 q − p is shared by the other places, each with a fixed fraction less than the one before. The score of a label
 is the probability of all labels that rank before it, so the most probable label has score 0.
 
-Split conformal prediction: with n labelled queries that nothing was fitted on, a set contains all labels whose
-score is at most the ⌈(n + 1)·coverage⌉-th smallest score of the correct labels. For a query drawn like them,
-it contains the correct label with at least this probability, however good the probabilities are. They only
-determine how small the sets are.
+Split conformal prediction: with n labelled queries that nothing was fitted on, a set contains all labels
+whose score is at most the ⌈(n + 1)·coverage⌉-th smallest score of the correct labels. For a query drawn like
+them, it contains the correct label with at least this probability, however good the probabilities are. They
+only determine how small the sets are.
 """
 
 from __future__ import annotations
@@ -47,6 +47,22 @@ class Candidates:
     """Ascending; infinite if the correct place was not among the matches."""
     outside: bool
     """Whether some of the queries were out-of-map. If not, sets are valid for in-map queries only."""
+
+    @classmethod
+    def of(cls, scores: Floats, outside: Bools | None) -> Candidates:
+        """Keep at most `MOST_SCORES` scores of queries that nothing was fitted on.
+
+        Args:
+            scores: Score of each query's correct label (N), see `correct_scores`.
+            outside: Which queries are out-of-map (N).
+
+        Returns:
+            The sorted scores.
+        """
+        values = scores
+        if len(values) > MOST_SCORES:
+            values = np.random.default_rng(0).permutation(values)[:MOST_SCORES]
+        return cls(tuple(np.sort(values).tolist()), outside is not None and bool(outside.any()))
 
     def limit(self, coverage: float) -> float:
         """Return the largest score that a set includes.
@@ -158,10 +174,10 @@ def label_scores(probability: Floats, inside: Floats | None, places: int) -> tup
     return before + outside[:, None] * ahead, unmapped
 
 
-def fit_candidates(
+def correct_scores(
     uncertainty: Floats, place: Rows, outside: Bools | None, right: OutsideAware, rate: float | None
-) -> Candidates:
-    """Collect the scores of the correct labels of queries that nothing was fitted on.
+) -> Floats:
+    """Return the score of each query's correct label.
 
     Args:
         uncertainty: Uncertainty of each query (N).
@@ -171,15 +187,12 @@ def fit_candidates(
         rate: Expected fraction of out-of-map queries. None: the fraction at calibration.
 
     Returns:
-        The scores of at most `MOST_SCORES` queries.
+        One score per query (N); infinite if the correct place is not among the matches.
     """
     out = np.zeros(len(place), bool) if outside is None else outside
     places, unmapped = _scores(uncertainty, right, rate, DEEP)
     own = np.where(place >= 0, places[np.arange(len(place)), np.maximum(place, 0)], np.inf)
-    values = np.where(out, unmapped, own)
-    if len(values) > MOST_SCORES:
-        values = np.random.default_rng(0).permutation(values)[:MOST_SCORES]
-    return Candidates(tuple(np.sort(values).tolist()), bool(out.any()))
+    return np.where(out, unmapped, own)
 
 
 def place_sets(

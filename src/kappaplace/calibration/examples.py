@@ -51,6 +51,7 @@ class Examples:
         rerank: Number of top matches that were re-ranked by patch matching.
         place: Number of the correct place among the places of each query's matches (N), see
             `kappaplace.calibration.candidates.correct_places`. None: unknown, so there are no candidate sets.
+        strata: Value of each query in the column by which guarantees are grouped (N). Default: unknown.
     """
 
     features: Floats
@@ -69,6 +70,7 @@ class Examples:
     facts: Mapping[str, Json] = field(default_factory=dict)
     rerank: int = 0
     place: NDArray[np.int64] | None = None
+    strata: Sequence[str] = ()
 
 
 def examples_of(
@@ -139,6 +141,7 @@ def join(blocks: Sequence[Examples]) -> Examples:
         domain={name: np.concatenate([block.domain[name] for block in blocks]) for name in first.domain},
         names=[name for block in blocks for name in block.names],
         place=_joined([block.place for block in blocks]),
+        strata=[value for block in blocks for value in block.strata],
     )
 
 

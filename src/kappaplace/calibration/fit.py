@@ -20,7 +20,7 @@ from kappaplace.calibration.calibration import (
     Calibration,
 )
 from kappaplace.calibration.calibrators import LEAST_QUERIES
-from kappaplace.calibration.candidates import Candidates, fit_candidates
+from kappaplace.calibration.candidates import Candidates, correct_scores
 from kappaplace.calibration.combination import Combination, Signal, fit_signal
 from kappaplace.calibration.decision import (
     SELF_CALIBRATED,
@@ -31,6 +31,8 @@ from kappaplace.calibration.decision import (
 from kappaplace.calibration.domain import fit_domain
 from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.expected import by_difficulty
+from kappaplace.calibration.groups import KAPPA, RANGES, GroupRules, Quarter, kappa_edges, kappa_groups
 from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions, Split, split_queries
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
 from kappaplace.calibration.risk import RiskRefused, claim, needed_acceptances
@@ -111,11 +113,17 @@ def fit_calibration(
     if examples.counterparts and out is not None:  # drift is measured against the in-map queries
         watched = {name: values[~out] for name, values in watched.items()}
         queries = len(np.unique(np.asarray(examples.groups)))
-    rule = candidates = None
+    rule = candidates = groups = None
+    difficulty: tuple[Quarter, ...] = ()
     if options.max_risk is not None:
         part = _part(examples, uncertainty, parts.threshold)
         rule = _fit_rule(part, options, options.max_risk, queries)
-        candidates = _candidates(part, options, probability, options.outside_rate)
+        if options.groups:
+            groups = _fit_groups(examples, part, parts, options)
+            rule = replace(rule, assumptions=(*rule.assumptions, groups.sentence))
+        sample = _sample(part, options)
+        candidates = _candidates(sample, probability, options.outside_rate)
+        difficulty = by_difficulty(sample, rule, probability, options.outside_rate)
     counts: dict[str, Json] = {
         "queries": queries,
         "right": int(right.sum()),
@@ -139,6 +147,8 @@ def fit_calibration(
         examples.rerank,
         fit_domain(examples.domain, right, options.seed) if examples.domain else None,
         candidates=candidates,
+        groups=groups,
+        difficulty=difficulty,
     )
 
 
@@ -152,21 +162,60 @@ def _part(examples: Examples, uncertainty: Floats, rows: Rows) -> Examples:
         groups=None if examples.groups is None else np.asarray(examples.groups)[rows],
         names=[examples.names[row] for row in rows.tolist()] if examples.names else (),
         place=None if examples.place is None else examples.place[rows],
+        strata=[examples.strata[row] for row in rows.tolist()] if examples.strata else (),
     )
 
 
-def _candidates(
-    part: Examples, options: CalibrateOptions, right: OutsideAware, rate: float | None
-) -> Candidates | None:
-    """Return the scores for candidate sets, of a sample with the expected fraction of out-of-map queries."""
-    if part.place is None:
+def _sample(part: Examples, options: CalibrateOptions) -> Examples:
+    """Return a random sample of queries with the expected fraction of out-of-map queries."""
+    rate, outside = options.outside_rate, part.outside
+    if rate is None or outside is None or not outside.any():
+        return part
+    return _part(part, part.features, _drawn(part, rate, options.seed, SLACK))
+
+
+def _candidates(sample: Examples, right: OutsideAware, rate: float | None) -> Candidates | None:
+    """Return the scores for candidate sets."""
+    if sample.place is None:
         return None
-    drawn, outside, rows = options.outside_rate, part.outside, np.arange(len(part.right))
-    if drawn is not None and outside is not None and outside.any():
-        rows = _drawn(part, drawn, options.seed, SLACK)
-    part = _part(part, part.features, rows)
-    assert part.place is not None
-    return fit_candidates(part.features, part.place, part.outside, right, rate)
+    scores = correct_scores(sample.features, sample.place, sample.outside, right, rate)
+    return Candidates.of(scores, sample.outside)
+
+
+def _fit_groups(examples: Examples, part: Examples, parts: Split, options: CalibrateOptions) -> GroupRules:
+    """Set thresholds in each group separately."""
+    assert options.max_risk is not None
+    if not examples.labeled:
+        raise KappaPlaceError(
+            "Guarantees per group need labelled queries. Omit --groups, or pass --queries instead of --self."
+        )
+    edges: tuple[float, ...] = ()
+    if options.groups == KAPPA:
+        if KAPPA not in examples.signals:
+            raise KappaPlaceError("Groups by kappa need a model with a kappa head. Omit --groups.")
+        kappa = np.asarray(examples.signals[KAPPA])
+        edges = kappa_edges(kappa[parts.fit])
+        members = np.array(kappa_groups(kappa[parts.threshold], edges))
+        names = list(RANGES)
+    else:
+        if not examples.strata:
+            raise KappaPlaceError(f"The labels have no column '{options.groups}'. Pass --groups kappa.")
+        members, names = np.array(part.strata), sorted(set(examples.strata))
+    rules, needed = {}, {}
+    least = int(np.ceil(needed_acceptances(options.max_risk, options.confidence) / (1 - options.fit_share)))
+    for name in names:
+        rows = np.flatnonzero(members == name)
+        own = _part(part, part.features, rows)
+        count = len(rows) if own.groups is None or not part.counterparts else len(np.unique(own.groups))
+        try:
+            if not len(rows):
+                raise RiskRefused("", least)
+            rules[name] = _fit_rule(own, options, options.max_risk, count)
+        except RiskRefused as refusal:
+            needed[name] = max(refusal.needed, least) if refusal.needed is not None else 0
+        except KappaPlaceError:  # too few in-map or out-of-map queries to draw a sample from
+            needed[name] = least
+    return GroupRules(options.groups, rules, needed, edges)
 
 
 def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOptions:
@@ -186,7 +235,7 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
         rule = rule_by_probability(options.max_risk, reject, assumptions=(note,))
     columns = [list(examples.scores).index(name) for name in prior.scores]
     features = examples.features.reshape(len(examples.right), -1)[:, columns]
-    part = _part(examples, prior.uncertainty(features), np.arange(len(features)))
+    sample = _sample(_part(examples, prior.uncertainty(features), np.arange(len(features))), options)
     return replace(
         prior,
         rule=rule,
@@ -198,7 +247,7 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
             **examples.facts,
         },
         domain=fit_domain(examples.domain, examples.right, options.seed) if examples.domain else None,
-        candidates=_candidates(part, options, prior.right, prior.outside_rate),
+        candidates=_candidates(sample, prior.right, prior.outside_rate),
     )
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -134,11 +134,10 @@ def _answers(
     problems: list[str],
 ) -> Iterator[list[Localization]]:
     """Yield the answers of one batch at a time; unreadable images are skipped and added to ``problems``."""
-    arguments = asdict(options)
     for start in range(0, len(files), batch_size):
         part = list(files[start : start + batch_size])
         try:
-            yield opened.localize(part, batch_size=batch_size, **arguments)
+            yield opened.localize(part, options, batch_size=batch_size)
         except KappaPlaceError:
             if on_error == "stop":
                 raise
@@ -146,7 +145,7 @@ def _answers(
             if len(readable) == len(part):  # every image can be read: the error has another cause
                 raise
             if readable:
-                yield opened.localize(readable, batch_size=batch_size, **arguments)
+                yield opened.localize(readable, options, batch_size=batch_size)
 
 
 def _readable(opened: PlaceMap, files: Sequence[str], problems: list[str]) -> list[str]:

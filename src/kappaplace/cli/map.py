@@ -197,6 +197,10 @@ def info(place_map: MapFolder, as_json: AsJson = False) -> None:
     typer.echo(f"  places      compared: {facts['distinctiveness']}")
     shipped = "by the calibration shipped with the model" if facts["borrowed"] else "no"
     typer.echo(f"  calibrated  {facts['calibration'] or f'{shipped}; see `kappaplace calibrate`'}")
+    if "groups" in facts:
+        typer.echo(f"  groups      {facts['groups']}")
+    for number, line in enumerate(facts.get("difficulty", []), 1):
+        typer.echo(f"  quarter {number}   {line}")
 
 
 @app.command(rich_help_panel=USE)

@@ -122,8 +122,14 @@ def _show_calibration(calibration: Calibration, notes: list[str], as_json: bool)
         f"Calibrated on {facts['origin']}: {facts['right']:,} of {facts['queries']:,} top matches were "
         f"correct{outside}."
     )
-    for line in [*promise, *_twin_notes(facts), *notes]:
+    for line in [*promise, *_twin_notes(facts), *difficulty_lines(calibration), *notes]:
         typer.echo(line)
+
+
+def difficulty_lines(calibration: Calibration) -> list[str]:
+    """Return one line per quarter of difficulty: a guarantee holds on average, not in each quarter."""
+    quarters = [f"  {number}: {part.sentence}" for number, part in enumerate(calibration.difficulty, 1)]
+    return ["By quarter of difficulty, on queries that nothing was fitted on:", *quarters] if quarters else []
 
 
 def _twin_notes(facts: Mapping[str, Json]) -> list[str]:

@@ -11,9 +11,9 @@ from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.maps.answer import AnswerFile as AnswerFile
-    from kappaplace.maps.answer import DecidedAnswer as DecidedAnswer
     from kappaplace.maps.answer import CandidatePlace as CandidatePlace
     from kappaplace.maps.answer import CandidateSet as CandidateSet
+    from kappaplace.maps.answer import DecidedAnswer as DecidedAnswer
     from kappaplace.maps.answer import Localization as Localization
     from kappaplace.maps.answer import Match as Match
     from kappaplace.maps.answer import Pose as Pose

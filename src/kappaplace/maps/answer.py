@@ -169,7 +169,7 @@ class Localization:
         """Convert the answer to plain values for JSON.
 
         Returns:
-            The fields and the ``sentence``. Unknown values are None; ``candidates`` is omitted unless requested.
+            The fields and the ``sentence``. Unknown values are None; ``candidates`` is omitted if it is.
         """
         values = {key: _plain(value) for key, value in asdict(self).items()}
         if self.candidates is None:

@@ -156,7 +156,12 @@ def locate(
         features = pair_features(evidence, calibration.pair_scores)
         evidence = _reranked(evidence, calibration.pair_probability(features, outside_rate))
     judgment = judge(
-        evidence, calibration, outside_rate=outside_rate, bank=bank, coverage=options.coverage
+        evidence,
+        calibration,
+        outside_rate=outside_rate,
+        bank=bank,
+        coverage=options.coverage,
+        group=options.group,
     )
     if by_probability or area is not None:  # the rule was fitted without these options
         sets = judgment.candidates
@@ -294,6 +299,7 @@ def _answers(
     answers = []
     for row, name in enumerate(names):
         reason = judgment.reasons[row] if judgment.reasons else ""
+        remark = judgment.notes[row] if judgment.notes else ""
         valid = judgment.probability is not None and not reason
         inside = None if judgment.inside is None or reason else float(judgment.inside[row])
         answers.append(
@@ -308,7 +314,7 @@ def _answers(
                 pose=fused_pose(matches[row], radius),
                 matches=matches[row],
                 signals={key: float(values[row]) for key, values in signals.items()},
-                notes=(UNLIKE.format(reason=reason),) if reason else (),
+                notes=tuple(filter(None, (UNLIKE.format(reason=reason) if reason else "", remark))),
                 guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
             )
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
@@ -263,7 +264,7 @@ class OpenMap:
     def localize(  # type: ignore[overload-overlap]  # text is a sequence of text
         self,
         images: str | os.PathLike[str] | bytes | PIL.Image.Image | NDArray[np.uint8],
-        k: int = 10,
+        k: int | LocalizeOptions = 10,
         *,
         area: Circle | None = None,
         order: Order = "similarity",
@@ -277,7 +278,7 @@ class OpenMap:
     def localize(
         self,
         images: Iterable[Source],
-        k: int = 10,
+        k: int | LocalizeOptions = 10,
         *,
         area: Circle | None = None,
         order: Order = "similarity",
@@ -291,7 +292,7 @@ class OpenMap:
     def localize(
         self,
         images: Iterable[Source] | Source,
-        k: int = 10,
+        k: int | LocalizeOptions = 10,
         *,
         area: Circle | None = None,
         order: Order = "similarity",
@@ -304,7 +305,7 @@ class OpenMap:
 
         Args:
             images: One image or several: paths, bytes, Pillow images or H×W×3 uint8 arrays.
-            k: Number of matches per query.
+            k: Number of matches per query, or a record with all options.
             area: Search only this circle: x, y and radius in metres in the frame of the map.
             order: Order of the matches: "similarity" or "probability".
             outside_rate: Expected fraction of out-of-map queries. Default: the calibrated one.
@@ -333,12 +334,18 @@ class OpenMap:
         >>> answer.matches[0].name, round(answer.matches[0].similarity, 3), answer.probability
         ('green.png', 1.0, None)
         """
-        options = LocalizeOptions(k, area, order, outside_rate, rerank, coverage)
+        options = LocalizeOptions(10, area, order, outside_rate, rerank, coverage)
+        if not isinstance(k, LocalizeOptions):
+            options = replace(options, k=k)
+        elif options == LocalizeOptions():
+            options = k
+        else:
+            raise KappaPlaceError("Options were passed twice. Pass all of them in the record.")
         sources = as_sources(images)
         if not sources:
             raise KappaPlaceError("The list of images to localize is empty. Pass at least one image.")
         start = time.perf_counter()
-        embeddings = self.embed(sources, batch_size, patches=self.compares(rerank))
+        embeddings = self.embed(sources, batch_size, patches=self.compares(options.rerank))
         seconds = {"embed": (time.perf_counter() - start) / len(sources)}
         names = query_names(sources)
         answers = self.localize_embeddings(embeddings, names, options, images=sources, seconds=seconds)

@@ -153,6 +153,14 @@ class LocalizeOptions:
         ),
     ] = None
 
+    group: Annotated[
+        str | None,
+        Help(
+            "Group of the queries, if the map was calibrated with groups, such as night. Default: unknown, "
+            "so that the strictest group decides."
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         within(self.k, "k", 1)
         if self.coverage is not None:

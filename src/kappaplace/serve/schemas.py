@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,11 @@ class Options(Body):
         None,
         gt=0,
         lt=1,
-        description="Also return the smallest set of places that contains the correct one with this probability.",
+        description="Also return the smallest set of places that contains the correct one with this "
+        "probability.",
+    )
+    group: str | None = Field(
+        None, max_length=100, description="Group of the queries, if the map was calibrated with groups."
     )
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
@@ -66,7 +71,7 @@ class Options(Body):
         """Return the options for the map."""
         area = None if self.area is None else area_of(self.area)
         return LocalizeOptions(
-            self.k, area, self.order, rerank=self.rerank, coverage=self.coverage
+            self.k, area, self.order, rerank=self.rerank, coverage=self.coverage, group=self.group
         )
 
 

@@ -13,6 +13,7 @@ from kappaplace.calibration.calibrators import LEAST_QUERIES
 from kappaplace.calibration.candidates import UNLISTED, correct_places, place_numbers
 from kappaplace.calibration.examples import Examples, examples_of, join
 from kappaplace.calibration.fit import check_label_count, fit_calibration, reliability
+from kappaplace.calibration.groups import KAPPA
 from kappaplace.calibration.options import CalibrateOptions, thin_to_places
 from kappaplace.calibration.risk import RiskRefused
 from kappaplace.checks import Bools
@@ -41,6 +42,8 @@ APART = 2.0
 """Number of radii around a query within which references are excluded. An image just beyond one radius still
 shows the place."""
 MOST_NAMED = 5
+GROUPED = ("condition", "place")
+"""Columns of a table by which guarantees can be grouped."""
 FEWEST = 20
 """Smallest number of places with labelled queries."""
 NOT_THINNED = (
@@ -70,6 +73,7 @@ def calibrate_map(
     """
     options = options or CalibrateOptions()
     queries, positives = _labeled(place_map, table)
+    strata = strata_of(queries, options.groups)
     rows = np.arange(len(queries))
     apart = options.thin and bool(queries.posed.all())
     if apart:
@@ -116,6 +120,11 @@ def calibrate_map(
     if labels.misplaced:
         facts["misplaced"] = labels.misplaced[:MOST_NAMED]
     fitted = {count: replace(join_counterparts(group), facts=facts) for count, group in blocks.items()}
+    if strata:
+        fitted = {
+            count: replace(each, strata=[strata[row] for row in np.asarray(each.groups).tolist()])
+            for count, each in fitted.items()
+        }
     calibration = fit_calibration(fitted[rerank], options, prior=place_map.prior(fitted[rerank]))
     if rerank:
         calibration = replace(calibration, plain=_plain(fitted[0], options))
@@ -124,6 +133,25 @@ def calibrate_map(
         calibration = replace(calibration, rule=replace(calibration.rule, assumptions=assumptions))
     keep(place_map, calibration, origin, reliability=reliability(fitted[rerank], options, calibration))
     return calibration
+
+
+def strata_of(queries: PlaceImages, groups: str) -> list[str]:
+    """Return the value of each query in the column of the groups; an empty list for groups by κ, or without.
+
+    Raises:
+        KappaPlaceError: If the table has no such column, or it is empty.
+    """
+    if groups in ("", KAPPA):
+        return []
+    if groups not in GROUPED:
+        raise KappaPlaceError(f"Unknown groups '{groups}'. Choose from: {', '.join((KAPPA, *GROUPED))}.")
+    values = [str(value) for value in (queries.condition if groups == "condition" else queries.place)]
+    if not set(values) - {"", "-1"}:
+        raise KappaPlaceError(
+            f"The labelled queries have no values in the column '{groups}'. Add the column, or pass --groups "
+            "kappa."
+        )
+    return values
 
 
 def check_twins(left: int, queries: int) -> int:

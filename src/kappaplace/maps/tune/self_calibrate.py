@@ -230,9 +230,7 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
                 assert evidence.pool is not None  # re-ranked
                 listed = np.take_along_axis(drawn.positives, evidence.pool.indices, axis=1)
                 place = correct_places(place_numbers(evidence), listed)
-                blocks.append(
-                    examples_of(evidence, correct, drawn.outside, part[drawn.rows], place=place)
-                )
+                blocks.append(examples_of(evidence, correct, drawn.outside, part[drawn.rows], place=place))
             bar.advance(len(part))
     if not blocks:
         raise KappaPlaceError(
