@@ -174,8 +174,8 @@ def test_guarantees_by_a_column_of_the_labels(many, ready):
         calibrate_map(ready, many, replace(options, groups="height"))
     with pytest.raises(KappaPlaceError, match=r"no values in the column 'condition'"):
         calibrate_map(ready, many, replace(options, groups="condition"))
+    self_calibrate_map(ready)
     with pytest.raises(KappaPlaceError, match="has no groups"):
-        self_calibrate_map(ready)
         ready.localize(many.image_path(0), LocalizeOptions(group="night"))
     with pytest.raises(KappaPlaceError, match="Options were passed twice"):
         ready.localize(many.image_path(0), LocalizeOptions(k=3), coverage=0.5)

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from kappaplace.maps.tune.monitor import observe as observe
     from kappaplace.maps.tune.monitor import read_answer_lines as read_answer_lines
     from kappaplace.maps.tune.monitor import read_observations as read_observations
+    from kappaplace.maps.tune.monitor import read_outcomes as read_outcomes
     from kappaplace.maps.tune.self_calibrate import self_calibrate_map as self_calibrate_map
     from kappaplace.maps.tune.self_calibrate import sparse_note as sparse_note
 else:

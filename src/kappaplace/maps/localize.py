@@ -92,6 +92,8 @@ class Calibrations:
     """Shipped calibration of the model, used if the map is not calibrated and its scores can be computed."""
     bank: Domain | None = None
     """Correctly answered queries of other places, for a calibration with too few queries."""
+    drifted: bool = False
+    """Whether a monitor has detected that queries differ from those of the calibration."""
 
 
 def locate(
@@ -163,7 +165,8 @@ def locate(
         coverage=options.coverage,
         group=options.group,
     )
-    if by_probability or area is not None:  # the rule was fitted without these options
+    # The rule was fitted without these options, and on queries without drift.
+    if by_probability or area is not None or calibrations.drifted:
         sets = judgment.candidates
         if sets is not None:
             sets = tuple(replace(each, guaranteed=False) for each in sets)

@@ -216,11 +216,15 @@ class OpenMap:
                     f"The map had {then:,} references when it was calibrated and now has {now:,}. Calibrate "
                     "it again."
                 )
-            if drift := drift_note(self.folder, calibration.fingerprint):
+            if drift := self._drift_note():
                 notes.append(drift)
         if manifest.unposed:
             notes.append(f"{manifest.unposed:,} of {manifest.count:,} references have no position.")
         return notes
+
+    def _drift_note(self) -> str:
+        """Return the warning of the map's monitor; empty if there is none."""
+        return "" if self.calibration is None else drift_note(self.folder, self.calibration.fingerprint)
 
     def refresh(self) -> bool:
         """Read the map again, and return whether another process has changed it."""
@@ -387,7 +391,7 @@ class OpenMap:
                     self.queries(embeddings, images),
                     names,
                     options or LocalizeOptions(),
-                    Calibrations(self.calibration, self.borrowed, self.bank),
+                    Calibrations(self.calibration, self.borrowed, self.bank, bool(self._drift_note())),
                     notes=self.notes(),
                     seconds=seconds,
                 )
