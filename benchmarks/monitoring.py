@@ -2,8 +2,8 @@
 
     python benchmarks/monitoring.py --csv results/monitoring.csv
 
-Each run draws a calibration of 300 queries and a stream of independent queries. One signal (normal, or rounded
-to three values) changes after some queries: its mean moves by a multiple of its standard deviation.
+Each run draws a calibration of 300 queries and a stream of independent queries. One signal (normal, or
+rounded to three values) changes after some queries: its mean moves by a multiple of its standard deviation.
 """
 
 from __future__ import annotations

@@ -226,8 +226,8 @@ class OpenMap:
 
     @property
     def self_similarity(self) -> SelfSimilarity | None:
-        """Places that the shipped calibration takes for another place, computed once. None if the map does not
-        use it, is too small, or stores no patches."""
+        """Places that the shipped calibration takes for another place, computed once. None if the map does
+        not use it, is too small, or stores no patches."""
         if self._similarity is None and (shipped := self.borrowed) is not None:
             self._similarity = (self_similarity(self.references, shipped),)
         return None if self._similarity is None else self._similarity[0]

@@ -34,8 +34,11 @@ FEWEST = 20
 """Smallest number of references for a conclusion."""
 ACCEPT = 1 - ACCEPT_RISK
 """Probability from which shipped calibrations accept an answer."""
+PATCHES = "patches"
+TRUE_PAIRS = 0.75
+"""Look-alikes agree more strongly than this fraction of true pairs, which differ in time or season."""
 REPEATED = 0.25
-"""Fraction of accepted references above which a map repeats itself. Real routes have at most 0.1."""
+"""Fraction of look-alikes above which a map repeats itself."""
 EXAMPLES = 3
 REPEATS = (
     "This map repeats itself; calibrate it. The shipped calibration accepts {share} of its places as another "
@@ -50,7 +53,8 @@ class SelfSimilarity:
     sample: int
     """Number of references."""
     accepted: tuple[str, ...]
-    """Names of the references that the shipped calibration accepts as another place."""
+    """Names of the look-alikes: the shipped calibration accepts them as another place, and their patches
+    agree with it as strongly as those of true pairs."""
 
     @property
     def rate(self) -> float:
@@ -93,8 +97,20 @@ def self_similarity(references: MapReferences, calibration: Calibration) -> Self
     if evidence is None:
         return None
     probability = _probability(evidence, calibration)
-    kept = rows[probability >= ACCEPT].tolist()
+    alike = probability >= ACCEPT
+    if evidence.agreement is not None:
+        alike &= evidence.agreement[:, 0] >= _true_agreement(calibration)
+    kept = rows[alike].tolist()
     return SelfSimilarity(len(rows), tuple(references.store.name(row) for row in kept))
+
+
+def _true_agreement(calibration: Calibration) -> float:
+    """Return the patch agreement that few true pairs of other places exceed; 0 if it is unknown."""
+    domain = calibration.domain
+    if domain is None or PATCHES not in domain.columns or not domain.rows:
+        return 0.0
+    column = domain.columns.index(PATCHES)  # the score is one minus the agreement
+    return float(np.quantile([1 - row[column] for row in domain.rows], TRUE_PAIRS))
 
 
 def _probability(evidence: Evidence, calibration: Calibration) -> Floats:
