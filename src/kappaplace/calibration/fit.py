@@ -282,14 +282,20 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
         if not part.labeled:
             return rule_by_probability(max_risk, options.reject_risk, assumptions=(SELF_CALIBRATED,))
         raise _in_all(refusal, part, rows, options, queries) from None
-    return replace(rule, guaranteed=guaranteed)
+    if part.labeled:
+        return replace(rule, guaranteed=guaranteed)
+    # Without a guarantee, answers that are less certain than every correct one of the sample are not accepted.
+    surest = float(part.features[rows][part.right[rows]].max(initial=-np.inf))
+    return replace(rule, guaranteed=False, accept_at=min(rule.accept_at, surest))
 
 
 def _in_all(
     refusal: RiskRefused, part: Examples, rows: Rows, options: CalibrateOptions, queries: int
 ) -> RiskRefused:
     """Return the error with the number of labelled queries in both parts, and the label to check."""
-    needed = None if refusal.needed is None else int(np.ceil(refusal.needed / (1 - options.fit_share)))
+    used = 1 - options.fit_share  # of the labelled queries; fewer if their out-of-map queries are too many
+    used *= 1.0 if part.counterparts else len(rows) / len(part.right)
+    needed = None if refusal.needed is None else int(np.ceil(refusal.needed / used))
     max_risk = options.max_risk or 0.0
     subject, advice = claim(max_risk, options.confidence), ["allow a higher risk"]
     if needed is None:
