@@ -44,6 +44,10 @@ FEW_INCORRECT = (
     "Probabilities were fitted on other places, because only {count} of the labelled answers are incorrect. "
     "Label at least {needed} incorrect or out-of-map queries to fit them on this map."
 )
+FEW_CORRECT = (
+    "Answers are not guaranteed yet, because queries that differ from the correctly answered ones cannot be "
+    "detected: {count} labelled queries were answered correctly, and {needed} are needed."
+)
 
 
 def fit_calibration(
@@ -108,6 +112,7 @@ def fit_calibration(
     if examples.counterparts and out is not None:  # drift is measured against the in-map queries
         watched = {name: values[~out] for name, values in watched.items()}
         queries = len(np.unique(np.asarray(examples.groups)))
+    domain = fit_domain(examples.domain, right, options.seed) if examples.domain else None
     rule = None
     if options.max_risk is not None:
         part = replace(
@@ -119,6 +124,9 @@ def fit_calibration(
             names=[examples.names[row] for row in parts.threshold.tolist()] if examples.names else (),
         )
         rule = _fit_rule(part, options, options.max_risk, queries)
+        if rule.guaranteed and domain is not None and not domain.conclusive:
+            note = FEW_CORRECT.format(count=len(domain.rows), needed=int(np.ceil(2 / domain.level)))
+            rule = replace(rule, assumptions=(*rule.assumptions, note))
     counts: dict[str, Json] = {
         "queries": queries,
         "right": int(right.sum()),
@@ -140,7 +148,7 @@ def fit_calibration(
         options.outside_rate,
         {**counts, **examples.facts},
         examples.rerank,
-        fit_domain(examples.domain, right, options.seed) if examples.domain else None,
+        domain,
     )
 
 
