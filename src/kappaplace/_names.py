@@ -88,7 +88,8 @@ NAMES = {
 
 
 class Finder:
-    """Finder of old module names, which imports an empty module that forwards to the new one."""
+    """Import hook for old module names: the import of one returns an empty module that forwards to the new
+    one."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if fullname not in MODULES:

@@ -129,7 +129,7 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
         if sync:
             sync_path(part)
         os.replace(part, file)
-        if sync:  # the new name, too, before the caller deletes what it replaces
+        if sync:  # the new name, too, before the caller deletes the replaced file
             sync_path(file.parent)
     except OSError as error:
         raise not_written(file, error) from None
@@ -176,14 +176,14 @@ def writing(folder: Path, kind: str = "map") -> Iterator[None]:
                 "Wait until it has finished, or stop it."
             ) from None
         owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-        with suppress(OSError):  # a full disk must not keep anyone from removing things
+        with suppress(OSError):  # a full disk must not prevent deletions
             os.ftruncate(handle, 0)
             os.pwrite(handle, owner.encode(), 0)
         yield
         with suppress(OSError):
             os.ftruncate(handle, 0)
     finally:
-        os.close(handle)  # releases the lock; the file stays: removing it would race with the next writer
+        os.close(handle)  # releases the lock; the file stays, because the next writer may have opened it
 
 
 def _owner(file: Path) -> str:
@@ -216,8 +216,8 @@ DAMAGED_ARRAYS = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, ArithmeticError, RuntimeError),
     *(SyntaxError, TokenError, struct.error, zlib.error, zipfile.BadZipFile),
 )
-"""Exceptions that NumPy raises for a damaged file. The header is Python text and an .npz is a zip file, so a
-flipped bit can cause many errors, such as a request for too much memory."""
+"""Exceptions that NumPy raises for a damaged file. The header is Python text, and an .npz is a zip file. A
+flipped bit can therefore cause many errors, such as a request for too much memory."""
 _LONGEST = 200  # characters of another library's message, which may quote a whole row
 
 
@@ -251,7 +251,7 @@ def _failures() -> tuple[type[BaseException], ...]:
     """Return exceptions of bad input; called only after an error, so that pyarrow and pyproj load late."""
     foreign: list[type[BaseException]] = []
     for module, name in (("pyarrow", "ArrowException"), ("pyproj.exceptions", "ProjError")):
-        with suppress(ImportError):  # a package that is not installed has raised nothing
+        with suppress(ImportError):  # a package that is not installed cannot raise an error
             foreign.append(getattr(import_module(module), name))
     return (*DAMAGED_ARRAYS, LookupError, AttributeError, csv.Error, *foreign)
 

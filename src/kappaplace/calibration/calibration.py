@@ -36,7 +36,7 @@ UNCERTAINTY = "uncertainty"
 
 @dataclass(frozen=True)
 class Calibration:
-    """Everything that turns scores into probabilities and decisions; see `fit_calibration`."""
+    """Fitted functions that turn scores into probabilities and decisions; see `fit_calibration`."""
 
     top: Signal
     """The uncertainty of a query's top match."""

@@ -102,9 +102,9 @@ class Logistic(Calibrator):
 class Isotonic(Calibrator):
     """Isotonic regression: any decreasing shape, for a few hundred outcomes or more.
 
-    Queries with equal scores start as one block. By the rule of succession, a block of n correct queries has
-    a probability of at most (n + 1)/(n + 2), and one of n incorrect queries of at least 1/(n + 2). Between
-    blocks the probability is interpolated linearly.
+    Queries with equal scores start as one block. Probabilities are limited by the rule of succession: at most
+    (n + 1)/(n + 2) for a block of n correct queries, and at least 1/(n + 2) for a block of n incorrect ones.
+    Between blocks the probability is interpolated linearly.
     """
 
     knots: tuple[float, ...]

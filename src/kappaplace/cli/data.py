@@ -57,9 +57,7 @@ class ImportOptions:
         list[str], Help("Option of the layout, as name=value; can be repeated.", ("--option", "-o"))
     ] = field(default_factory=list)
     name: Annotated[str, Help("Name of the table. Default: the name of the folder.")] = ""
-    radius: Annotated[
-        float | None, Help("References within this many metres of a query are its positives.")
-    ] = None
+    radius: Annotated[float | None, Help("Maximum distance in metres of a positive from its query.")] = None
     neighborhood: Annotated[
         str,
         Help(
@@ -103,7 +101,8 @@ def import_(
         table, checked = read_protocol(layout, folder, reader_options, ask=ask, table_name=options.name)
         warnings = checked.warnings
     elif layout in READERS:
-        for key in reader_options:  # before they become keywords: "folder" is a parameter of every reader
+        # checked here, because "folder" would be taken for the parameter of the reader
+        for key in reader_options:
             if key not in READERS[layout].options:
                 names = ", ".join(READERS[layout].options) or "none"
                 raise KappaPlaceError(f'The layout {layout} has no option "{key}". Choose from: {names}.')
@@ -112,7 +111,8 @@ def import_(
         raise KappaPlaceError(
             f'Unknown layout or protocol "{layout}". Choose from: {", ".join([*READERS, *PROTOCOLS])}.'
         )
-    summary = summarize(table, _policy(table, options.policy))  # first, so that a failure writes nothing
+    # before writing, so that a failure leaves no file
+    summary = summarize(table, _policy(table, options.policy))
     table.save(out)
     _print(table, summary, out, TableProblems((), warnings), as_json)
 

@@ -27,7 +27,7 @@ class _Evaluate(VerbGroup):
     def with_command(self, words: list[str]) -> list[str]:
         """Translate the options that earlier versions had instead of commands."""
         if words[:1] == ["model"] and any(map(_is_table, words[1:2])) and Path("model").exists():
-            raise KappaPlaceError(  # earlier versions took the folder
+            raise KappaPlaceError(  # earlier versions used the folder
                 '"evaluate model" is ambiguous here, because there is a folder "model". Pass ./model for '
                 "this folder, or a name such as kappaplace-lite0, before the table."
             )
@@ -94,7 +94,7 @@ class Output:
         answers = []
         for result in results:
             folder = self.out if len(results) == 1 else self.out / result.name.replace("/", "_")
-            (folder / "report.html").unlink(missing_ok=True)  # it would show earlier results
+            (folder / "report.html").unlink(missing_ok=True)  # an old report would show earlier results
             files = self.write(result, folder)
             answer = {"name": result.name, "metrics": plain(result.metrics), "files": files}
             answers.append({**answer, "warnings": warnings_of(result)})
@@ -255,7 +255,7 @@ def model(
     if not tables:
         raise KappaPlaceError("evaluate needs at least one table, got none. Pass MODEL TABLE….")
     choices, embedding = options.choices(options.fuse), machine.machine(options.root)
-    make_folder(output.out)  # before the work, not after it
+    make_folder(output.out)  # before the work, so that an error appears at once
     source = DEFAULT if pretrained else words[0]
     own = load_encoder(options.encoder) if options.encoder else None
     result = evaluate_model(
@@ -382,8 +382,8 @@ def paper(
 ) -> None:
     """Reproduce the tables of the paper for which you have the data, next to the published numbers.
 
-    Every table and figure is listed as measured, not comparable (other data, or another backbone), measurable
-    (the listing names the missing data and models) or not measurable.
+    Every table and figure gets a status: measured, not comparable (other data or another backbone),
+    measurable or not measurable. For measurable ones, the missing data and models are listed.
 
     Examples:
 

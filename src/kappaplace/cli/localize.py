@@ -63,7 +63,7 @@ def localize(
         ),
     ] = "",
     on_error: Annotated[
-        OnError, typer.Option(help="What to do with an unreadable image: report and skip it, or stop.")
+        OnError, typer.Option(help="Action for an unreadable image: skip (report it and continue) or stop.")
     ] = "skip",
     *,
     output: AnswerOutput,
@@ -141,7 +141,7 @@ def _answers(
             if on_error == "stop":
                 raise
             readable = _readable(opened, part, problems)
-            if len(readable) == len(part):  # every image can be read: the error has another cause
+            if len(readable) == len(part):  # every image can be read, so the error has another cause
                 raise
             if readable:
                 yield opened.localize(readable, batch_size=batch_size, **arguments)

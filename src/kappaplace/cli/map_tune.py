@@ -27,7 +27,7 @@ DRIFT = 1
 
 
 def images_of(images: list[Path]) -> Path | list[Path]:
-    """Return a single folder or table itself, and otherwise the list of image files."""
+    """Return the path of a single folder or table, otherwise the list of image files."""
     return images[0] if len(images) == 1 else images
 
 

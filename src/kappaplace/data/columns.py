@@ -33,7 +33,7 @@ OPTIONAL_COLUMNS: dict[str, np.dtype] = {
     "accuracy": np.dtype(np.float32),
 }
 """Columns that are None if they are unknown for every row."""
-_HASHED_ROWS = 65_536  # fixed: the block size is part of what is hashed
+_HASHED_ROWS = 65_536  # fixed, because the hash depends on the block size
 
 
 def as_column(name: str, values: ArrayLike) -> Column:

@@ -96,8 +96,8 @@ def decode(
 ) -> Image.Image:
     """Decode an image to upright 8-bit RGB.
 
-    The EXIF orientation is applied, deeper pixels are scaled by their full range, alpha is composited on
-    mid-grey, and only the first frame of a file is used. HEIC needs the extra "heic".
+    The EXIF orientation is applied, and only the first frame of a file is used. Pixels of more than 8 bits
+    are scaled by their full range, and alpha is composited on mid-grey. HEIC needs the extra "heic".
 
     Args:
         source: A path, encoded bytes, a Pillow image or an array. Arrays are H×W, H×W×1, H×W×3 or H×W×4 of

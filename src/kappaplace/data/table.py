@@ -239,7 +239,7 @@ class PlaceImages:
             reference: Index of the reference.
 
         Returns:
-            Their indices, including the reference itself.
+            Indices of these references, including the reference itself.
         """
         return np.flatnonzero(self.is_near(reference, np.arange(len(self.reference_rows))))
 

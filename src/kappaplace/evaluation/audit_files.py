@@ -185,7 +185,8 @@ def best_scores(
             scores[part] = dots.max(axis=1)
             continue
         best[part] = (squares - 2.0 * dots).argmin(axis=1)
-        gaps = queries[part].astype(np.float64) - references[best[part]]  # of the best only, which is exact
+        # exact, for the best references only
+        gaps = queries[part].astype(np.float64) - references[best[part]]
         scores[part] = np.einsum("ij,ij->i", gaps, gaps)
     return np.sqrt(scores) if metric == "l2" else scores, best
 

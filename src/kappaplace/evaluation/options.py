@@ -23,7 +23,7 @@ class AuditOptions:
     """
 
     threshold: Annotated[float, Help("Your threshold. It accepts this score and all better ones.")]
-    max_risk: Annotated[float, Help("Error rate among accepted answers that you want to stay within.")] = 0.05
+    max_risk: Annotated[float, Help("Maximum error rate among accepted answers.")] = 0.05
     confidence: Annotated[float, Help("Confidence level of the interval and of the guarantee.")] = 0.95
     block: Annotated[
         int | None,
@@ -43,7 +43,7 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class AnswerFiles:
-    """What the columns and numbers of the files mean, and where the labels are.
+    """Meaning of the columns and numbers in the files, and location of the labels.
 
     Raises:
         KappaPlaceError: If the metric is unknown.

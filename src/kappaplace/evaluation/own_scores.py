@@ -1,8 +1,9 @@
 """The user's own scores, read from CSV files, to be evaluated next to the scores of the package.
 
-Columns: ``query`` (its number in the dataset from 0, or its image path), and ``uncertainty`` (higher means
-less certain) or ``probability`` (that the top match is correct) or both. With ``reference`` there is one row
-per pair. With ``set`` one file covers several datasets. The score has the name of the file.
+The column ``query`` contains its number in the dataset from 0, or its image path. The column ``uncertainty``
+(higher means less certain) or ``probability`` (that the top match is correct) is also required. With
+``reference`` there is one row per pair. With ``set`` one file covers several datasets. The score has the name
+of the file.
 """
 
 from __future__ import annotations

@@ -278,9 +278,9 @@ def is_query(cell: str) -> bool:
 def _match_images(root: Path, rows: list[Row], column: str, file: Path) -> tuple[list[str], int]:
     """Return the names of the CSV file as paths below the folder, and how many matched only an end of a path.
 
-    A name is a path below ``root``, the end of the path of exactly one image (which is in a subfolder), or a
-    path through a folder with the name of ``root`` (from above it, or from another disk). Folders in a name
-    always count: cam2/z.jpg is not cam1/z.jpg.
+    A name can be a path below ``root``, or the end of the path of exactly one image. It can also be a path
+    through a folder with the name of ``root``, for example on another disk. Folders in a name always count:
+    cam2/z.jpg is not cam1/z.jpg.
     """
     images = list_images(root)
     present = set(images)

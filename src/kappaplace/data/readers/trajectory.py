@@ -94,8 +94,8 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
     """Read a trajectory file.
 
     Args:
-        file: GPX by its suffix; otherwise text with 8 numbers per line (TUM: t x y z qx qy qz qw) or 12
-            (KITTI: 3×4 matrix).
+        file: A .gpx file, or text with 8 numbers per line (TUM: t x y z qx qy qz qw) or 12 (KITTI, a 3×4
+            matrix).
         plane: The two horizontal axes: xy, xz or yz. Default: xy for TUM (z points up), xz for KITTI (z
             points forward).
 
