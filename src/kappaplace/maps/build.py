@@ -171,7 +171,7 @@ def evenly(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def patch_mode(model: AnyModel, preprocessing: Preprocessing, patches: str | None) -> str:
-    """Return what a map stores for patch matching.
+    """Return the kind of patches that a map stores.
 
     Args:
         model: Model of the map.
@@ -340,7 +340,7 @@ def build_map(
             return report, whitened(ready, writer.manifest.model, writer.store.whitening)
     except KappaPlaceError:
         if fresh and not any((out / PENDING).glob("*")) and not read_manifest(out).count:
-            shutil.rmtree(out)  # do not leave an empty map
+            shutil.rmtree(out)  # no empty map is left after a failure
         raise
 
 

@@ -128,7 +128,7 @@ def model_of(
     """Load the model of a map.
 
     A map may come from an untrusted source. Unless a model is passed, only published models and a model
-    folder inside the map are loaded. Their files are safetensors and JSON.
+    folder inside the map are loaded, whose files are safetensors and JSON.
 
     Args:
         folder: Folder of the map.
@@ -194,7 +194,7 @@ def with_fitted_kappa(
     Args:
         folder: Folder of the map.
         record: Record of the map's model.
-        model: A model. Its κ is unchanged unless it is the map's model before the fit.
+        model: A model. The fitted κ replaces its κ if this is the map's model before the fit.
         whitening: Whitening of the map.
 
     Returns:
@@ -316,7 +316,7 @@ class BlockEmbedder:
         """Embed images before the others, so that the codebook is fitted on images from the whole list."""
         before = len(self.skipped)
         result = self._embedded(rows, self._begin(rows))
-        del self.skipped[before:]  # they are reported when it is their turn
+        del self.skipped[before:]  # unreadable images are reported later, in their block
         if result is not None:
             self.sampled = {row: (result[1], i) for i, row in enumerate(result[0])}
 

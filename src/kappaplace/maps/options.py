@@ -50,12 +50,10 @@ class AddOptions:
     prefix: Annotated[str, Help("Text to put before each image name, to distinguish two sources.")] = ""
     duplicates: Annotated[
         Duplicates,
-        Help(
-            "What to do if the map has another image of this name: fail, skip it, or replace the old image."
-        ),
+        Help("Action if the map has another image of this name: error, skip, or replace the old image."),
     ] = "error"
     on_error: Annotated[
-        OnError, Help("What to do with an unreadable image: report and skip it, or stop.")
+        OnError, Help("Action for an unreadable image: skip (report it and continue) or stop.")
     ] = "skip"
     ray: Annotated[
         str,
@@ -103,7 +101,7 @@ class BuildOptions(AddOptions):
     patches: Annotated[
         Patches | None,
         Help(
-            "What to store for patch matching: nothing, codes of at most 4 KiB per reference, or whole "
+            "Data to store for patch matching: nothing, codes of at most 4 KiB per reference, or whole "
             "feature maps. Default: compact if the model has patch maps."
         ),
     ] = None

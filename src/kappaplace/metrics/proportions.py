@@ -2,9 +2,9 @@
 
 For independent answers, the Clopper–Pearson interval is exact. Frames of a drive are not independent: twenty
 failures in one tunnel are one observation. Answers are then grouped into clusters (drives, or blocks of
-frames), and the number of answers is divided by the design effect, which is the variance between clusters
-relative to that of independent answers (Korn and Graubard 1998). If too few clusters differ to estimate it,
-each cluster counts as one answer.
+frames). The number of answers is divided by the design effect: the variance between clusters relative to that
+of independent answers (Korn and Graubard 1998). With too few different clusters for an estimate, each cluster
+counts as one answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from kappaplace.checks import Bools, Floats, booleans, share, within
 from kappaplace.metrics.bootstrap import Interval
 
 LEAST_CLUSTERS = 5
-"""Clusters with and without a failure, at least, from which the design effect is estimated."""
+"""Minimum number of clusters with a failure, and of clusters without one, for estimating the design
+effect."""
 
 
 def binomial_interval(failures: float, trials: float, level: float = 0.95) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """PCA whitening of long descriptors on the images of a map.
 
 Strong encoders have thousands of dimensions, and most of them vary little between the places of one map.
-Their descriptors are projected on the directions that vary most, which then get nearly the same spread.
+Whitening projects descriptors on the directions that vary most, and gives these directions nearly the same
+spread.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from kappaplace.errors import KappaPlaceError
 SAMPLE_BYTES = 1 << 29
 """Largest size of the sample of descriptors that a whitening is fitted on."""
 SHRINKAGE = 1.0
-"""Mean variances to add to the variance of each direction, because a map has few images per direction: 0
-gives all directions the same spread, a large number is a plain PCA. Chosen in ``benchmarks/whitening.py``."""
+"""Number of mean variances to add to the variance of each direction, because a map has few images per
+direction. 0 gives all directions the same spread, and a large number is a plain PCA. The value comes from
+``benchmarks/whitening.py``."""
 
 
 class Whitening(nn.Module):

@@ -1,4 +1,4 @@
-"""Answers as one HTML page: a map of all answers, and each query with its matches; positions of photos."""
+"""HTML pages of answers: a map of all answers, each query with its matches, and positions of photos."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: st
 
 
 def write_geotags(place_map: PlaceMap, geotags: Geotags, file: str | Path) -> None:
-    """Write the positions of photos as one HTML page: how trustworthy each match is, and what is written.
+    """Write the positions of photos as one HTML page, with the matches and the status of each photo.
 
     The page shows the first `MOST_ANSWERS` photos without GPS.
 

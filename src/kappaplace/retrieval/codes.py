@@ -101,7 +101,8 @@ class Codebook:
     def decode(self, codes: NDArray[np.uint8], *, turned: bool = False) -> NDArray[np.float32]:
         """Return the vectors that codes represent.
 
-        Their products with descriptors are correct on average, so they are slightly longer than 1.
+        The products of these vectors with descriptors are correct on average, so their length is slightly
+        above 1.
 
         Args:
             codes: Codes of shape (..., width).
@@ -127,7 +128,7 @@ class Codebook:
     def products(self, query: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the inner products of one query with codes, without decoding them.
 
-        A table contains what each value of each byte adds to the product and to its correction. Both are
+        A table contains the contribution of each byte value to the product and to its correction. Both are
         parts of one complex number, so that one lookup returns them. For a single query, this is several
         times as fast as decoding.
 

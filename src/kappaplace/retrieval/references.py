@@ -144,7 +144,7 @@ class References(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Queries of a retrieval; pass what is available."""
+    """Queries of a retrieval. Omit fields that are not available."""
 
     embeddings: Embeddings | None = None
     """Descriptors and κ of the N queries."""
@@ -188,7 +188,7 @@ def draw(count: int, sample: int, seed: int = 0) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class ArrayReferences(References):
-    """References in memory or in memory maps; pass what is available."""
+    """References in memory or in memory maps. Omit fields that are not available."""
 
     embeddings: Embeddings | None = None
     """Descriptors and κ of the R references."""

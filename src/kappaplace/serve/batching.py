@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Job, Answer]):
-    """Queue of jobs that are processed in batches, one batch at a time, in its own thread."""
+    """Queue of jobs that are processed in batches, one batch at a time, in a separate thread."""
 
     def __init__(
         self,

@@ -150,6 +150,6 @@ def count_scans(data: bytes, most: int) -> int:
         if marker == _END:
             break
         scans += marker == _SCAN
-        if marker not in _ALONE:  # a segment with its length; libjpeg skips what is between segments, too
+        if marker not in _ALONE:  # a segment with its length; libjpeg also skips bytes between segments
             at += max(2, int.from_bytes(data[at : at + 2], "big"))
     return scans

@@ -170,7 +170,7 @@ def describe(served: ServedMap, store: MapStore, rows: NDArray[np.int64]) -> lis
 
     Args:
         served: The map.
-        store: Its content.
+        store: Content of the map.
         rows: Indices of the references.
 
     Returns:

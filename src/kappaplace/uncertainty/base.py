@@ -25,7 +25,8 @@ class Need:
     name: str
     """Short name for tables: "κ of the queries"."""
     lacking: Callable[[Evidence], str | None] = field(compare=False, repr=False)
-    """Function that returns a message about the missing input and what to do; None if it is available."""
+    """Function that returns a message about the missing input and its remedy; None if the input is
+    available."""
 
 
 @dataclass(frozen=True)

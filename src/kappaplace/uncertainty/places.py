@@ -1,11 +1,11 @@
 """Scores that compare places: positions of the matches, or similarities to the rest of the map.
 
 **SUE** (spatial uncertainty estimation, arXiv 2404.00546) is the weighted variance of the positions of the
-best matches. With weights w_i ∝ exp(−slope·d_i) over the K best references and m = Σ w_i·x_i per axis, SUE is
-the mean over both axes of Σ w_i·cap(x_i − m)², in m². The KappaPlace paper evaluates log-SUE, log(SUE +
-1e-10). Implementations differ in two points. The slope of 350 is applied to the L2 distance (KappaPlace) or
-to its square (STUN's code). Deviations are limited to ±500 m, as published (the default here), or only
-upwards ("one-sided").
+best matches. The K best references have weights w_i ∝ exp(−slope·d_i), and m = Σ w_i·x_i per axis. SUE is the
+mean over both axes of Σ w_i·cap(x_i − m)², in m². The KappaPlace paper evaluates log-SUE, log(SUE + 1e-10).
+Implementations differ in two points. The slope of 350 is applied to the L2 distance (KappaPlace) or to its
+square (STUN's code). Deviations are limited to ±500 m, as published (the default here), or only upwards
+("one-sided").
 
 **Margin** is s_outside − s_1 (at most 0), where s_outside is the highest similarity outside the neighborhood
 of the top match. PA compares with the second image, which usually shows the same place; the margin compares

@@ -1,7 +1,7 @@
 """Files of a map: the rows of all segments as one array, without removed rows, and checks of all files.
 
-A *row* is a position in the files; it stays the same until the map is compacted. A *reference* is what users
-see: references are numbered from 0 among the rows that are not removed.
+A *row* is a position in the files; it stays the same until the map is compacted. Users see *references*,
+which are the rows that are not removed, numbered from 0.
 """
 
 from __future__ import annotations
