@@ -2,7 +2,7 @@
 
 * `FusedResNet` uses cuDNN's fused kernels, which compute convolution, bias, shortcut and ReLU at once.
 * `Tail` computes descriptor and κ from the feature map. Both exponents of GeM share one power, one mean and
-  one root, and both projections share one product. Only the Softplus is computed for κ alone.
+  one root, and both projections share one product, and only the Softplus is computed for κ alone.
 * `fold_batch_norms` folds each BatchNorm, a scale and a shift in evaluation mode, into the convolution before
   it.
 """
@@ -35,7 +35,8 @@ class FusedBlock(nn.Module):
         self.convolutions = nn.ModuleList(getattr(block, name) for name in names)
         self.shortcut: nn.Conv2d | None = None
         if block.downsample is not None:
-            self.shortcut = block.downsample[0]            last = self.convolutions[-1]  # type: ignore[index]
+            self.shortcut = block.downsample[0]  # type: ignore[index]
+            last = self.convolutions[-1]
             assert isinstance(self.shortcut, nn.Conv2d)
             assert self.shortcut.bias is not None
             # Both outputs are added, so one bias instead of two saves a kernel.
@@ -47,7 +48,8 @@ class FusedBlock(nn.Module):
         *first, last = self.convolutions
         inner = x
         for convolution in first:
-            inner = _relu_after(convolution, inner)        if wait is not None:  # type: ignore[arg-type]
+            inner = _relu_after(convolution, inner)  # type: ignore[arg-type]
+        if wait is not None:
             torch.cuda.current_stream().wait_stream(wait)
         return _relu_after_sum(last, inner, shortcut)  # type: ignore[arg-type]
 
@@ -79,7 +81,8 @@ class FusedResNet(nn.Module):
         self.stage_channels = resnet.stage_channels
         layers = (resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4)
         self.layers = nn.ModuleList(
-            nn.Sequential(*(FusedBlock(block) for block in layer))            for layer in layers  # type: ignore[arg-type]
+            nn.Sequential(*(FusedBlock(block) for block in layer))  # type: ignore[arg-type]
+            for layer in layers
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,7 +148,8 @@ class Tail(nn.Module):
                 # Two vectors of pooled features, one for each projection.
                 weight = torch.cat([weight, torch.zeros_like(weight)], 1)
                 row = torch.cat([zeros, row], 1)
-                p = torch.cat([p, head.gem.p])            weight, bias = torch.cat([weight, row]), torch.cat([bias, head.last.bias])  # type: ignore[list-item]
+                p = torch.cat([p, head.gem.p])  # type: ignore[list-item]
+            weight, bias = torch.cat([weight, row]), torch.cat([bias, head.last.bias])
         self.register_buffer("p", p.clone().view(-1, 1, 1, 1) if self.own else p.clone())
         self.register_buffer("root", (1.0 / p).view(-1, 1) if self.own else 1.0 / p)
         self.register_buffer("weight", weight.clone())
