@@ -301,10 +301,15 @@ def bench(
     model: Annotated[
         str, typer.Option(help="Model: a name, folder or file. Default: the shipped model.")
     ] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer rounds and images.")] = False,
-    only: Annotated[list[Part] | None, typer.Option(help="Part to measure; repeatable.")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Measure fewer rounds and images, which is faster but less precise."),
+    ] = False,
+    only: Annotated[
+        list[Part] | None, typer.Option(help="Part to measure; repeatable. Default: all parts.")
+    ] = None,
     device: Device = "",
-    out: Annotated[Path, typer.Option(help="Folder for ratios.csv.")] = Path("bench"),
+    out: Annotated[Path, typer.Option(help="Folder in which to write ratios.csv.")] = Path("bench"),
 ) -> None:
     """Measure how fast a model is on this machine.
 

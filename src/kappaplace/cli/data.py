@@ -43,7 +43,7 @@ app = typer.Typer(
 _Table = Annotated[Path, typer.Argument(help="Table written by `data import`: .parquet or .csv.")]
 _Root = Annotated[Path | None, typer.Option(help="Folder of the images, if they have moved.")]
 _POLICY = (
-    "Queries without positives: fail (count as failures), skip (exclude) or error. "
+    "Policy for queries without positives: fail (count as failures), skip (exclude) or error. "
     "Default: the policy of the protocol, otherwise fail."
 )
 _Policy = Annotated[NoPositives | None, typer.Option(help=_POLICY)]
@@ -57,11 +57,18 @@ class ImportOptions:
         list[str], Help("Option of the layout, as name=value; can be repeated.", ("--option", "-o"))
     ] = field(default_factory=list)
     name: Annotated[str, Help("Name of the table. Default: the name of the folder.")] = ""
-    radius: Annotated[float | None, Help("Maximum distance in metres of a positive from its query.")] = None
+    radius: Annotated[
+        float | None,
+        Help(
+            "Maximum distance in metres between a query and a positive. "
+            "Default: that of the layout, usually 25."
+        ),
+    ] = None
     neighborhood: Annotated[
         str,
         Help(
-            "Rule for references of the same place: metres:25 (within 25 m), frames:5 (within 5 frames) or "
+            "Rule by which references show the same place: metres:25 (within 25 m), frames:5 (within "
+            "5 frames) or "
             "self.",
             ("--neighborhood", "--neighbourhood"),
         ),
@@ -71,7 +78,9 @@ class ImportOptions:
 
 @command(app, "import")
 def import_(
-    layout: Annotated[str, typer.Argument(help="Layout or protocol; see `kappaplace data layouts`.")],
+    layout: Annotated[
+        str, typer.Argument(help="Name of a layout or protocol; see `kappaplace data layouts`.")
+    ],
     folder: Annotated[Path, typer.Argument(help="Folder (or ROS bag) to read.")],
     out: Annotated[Path, typer.Option(help="Table to write: .parquet or .csv.")],
     options: ImportOptions,
@@ -163,7 +172,9 @@ def show(
 @command(app, "split")
 def split(
     table: _Table,
-    out: Annotated[Path, typer.Option(help="Folder for the tables calibration, test and (by area) train.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the tables: calibration, test and (with --by area) train.")
+    ],
     options: SplitOptions,
     suffix: Annotated[Literal["parquet", "csv"], typer.Option("--format", help="Format of the tables.")] = (
         "parquet"

@@ -76,7 +76,9 @@ class DemoResult:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report and the model.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help=f"Random seed for the city and the training. {REPEATABLE}")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of the encoder.")] = DemoSettings.steps,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Number of training steps of the encoder.")
+    ] = DemoSettings.steps,
     as_json: AsJson = False,
 ) -> None:
     """Train a small model with a kappa head on a synthetic city and compare its uncertainty scores.

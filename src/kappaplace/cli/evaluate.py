@@ -127,7 +127,7 @@ class EvaluateOptions:
     policy: Annotated[
         NoPositives | None,
         Help(
-            "Queries without positives: fail (count as failures), skip (exclude) or error. "
+            "Policy for queries without positives: fail (count as failures), skip (exclude) or error. "
             "Default: the policy of the table's protocol, otherwise fail."
         ),
     ] = None
@@ -179,9 +179,7 @@ class ModelOptions(NamedOptions):
     """Options of `kappaplace evaluate model`."""
 
     fuse: Annotated[str, Help("Comma-separated scores to combine into one; requires --fit-on.")] = ""
-    fit_on: Annotated[
-        Path | None, Help("Validation table, on which scores are calibrated and --fuse is fitted.")
-    ] = None
+    fit_on: Annotated[Path | None, Help("Validation table for calibrating scores and fitting --fuse.")] = None
     encoder: Annotated[
         str,
         Help(
@@ -206,7 +204,8 @@ class FileOptions(NamedOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Rule for references of the same place, without a table: frames:5 (within 5 frames) or self.",
+            "Rule by which references show the same place, without a table: frames:5 (within 5 "
+            "frames) or self.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
@@ -371,12 +370,13 @@ def paper(
         list[str] | None,
         typer.Argument(
             metavar="[ROLE=MODEL]…",
-            help="Models to compare with the paper's. A model without a role gets the role of its head.",
+            help="Models to compare with those of the paper: MODEL or ROLE=MODEL. Default role: by "
+            "the head of the model.",
         ),
     ] = None,
     *,
     cost: Annotated[
-        Path | None, typer.Option(help="Time and memory: CSV file written by benchmarks/paper_cost.py.")
+        Path | None, typer.Option(help="CSV file with time and memory, written by benchmarks/paper_cost.py.")
     ] = None,
     machine: MachineOptions,
 ) -> None:
@@ -426,9 +426,7 @@ class CompareOptions:
         list[str],
         Help("Metric to compare: AUROC, AURC, ECE@1, R@1, …; repeatable. Default: AUROC and R@1."),
     ] = field(default_factory=list)
-    against: Annotated[
-        str, Help("For a single folder: the score that its other scores are compared with.")
-    ] = ""
+    against: Annotated[str, Help("Score to compare the other scores with, if you pass a single folder.")] = ""
     out: Annotated[Path | None, Help("Folder for comparison.csv and a report of all evaluations.")] = None
     resamples: Annotated[
         int | None, Help("Number of bootstrap resamples. Default: 1000, or more for many tests.")
@@ -436,7 +434,8 @@ class CompareOptions:
     seed: Annotated[int, Help("Random seed for the bootstrap.")] = 0
     report: Annotated[bool, Help("Write report.html to the folder --out.")] = True
     seeds: Annotated[
-        bool, Help("The folders are runs with different seeds: print mean ± std over them.", ("--seeds",))
+        bool,
+        Help("Treat the folders as runs with different seeds, and print mean ± std over them.", ("--seeds",)),
     ] = False
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ def geotag(
     photos: Annotated[Path, typer.Argument(metavar="PHOTOS", help="Folder of photos.")],
     place_map: Annotated[
         Path | None,
-        typer.Option("--map", help="Map of the area, built from photos with GPS, and calibrated."),
+        typer.Option("--map", help="Calibrated map of the area, built from photos with GPS."),
     ] = None,
     *,
     options: GeotagOptions,

@@ -42,10 +42,12 @@ class SearchOptions:
 class AnswerOutput:
     """Options for printing answers and writing them to files."""
 
-    csv: Annotated[Path | None, Help("CSV file to write, one row per match. Run again to resume.")] = None
+    csv: Annotated[
+        Path | None, Help("CSV file for the answers, one row per match. Run the command again to resume.")
+    ] = None
     html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
     verbose: Annotated[
-        bool, Help("Show κ and uncertainty of every match, and the times.", ("--verbose",))
+        bool, Help("Also show κ and uncertainty of every match, and the time of each stage.", ("--verbose",))
     ] = False
     as_json: Annotated[bool, Help("Print one JSON object per query.", ("--json",))] = False
 

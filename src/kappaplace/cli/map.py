@@ -143,7 +143,8 @@ def compact(
     dim: Annotated[
         int | None,
         typer.Option(
-            help="Dimension to whiten the descriptors to, on the map's own images. Default: unchanged."
+            help="New dimension of the descriptors, which are whitened on the map's own images. "
+            "Default: unchanged."
         ),
     ] = None,
     as_json: AsJson = False,

@@ -31,9 +31,7 @@ MapFolder = Annotated[
     Path, typer.Argument(metavar="MAP", help="Map folder, written by `kappaplace map build`.")
 ]
 Repo = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hugging Face Hub.")]
-Public = Annotated[
-    bool, typer.Option("--public", help="Make a new repository public. Default: a new repository is private.")
-]
+Public = Annotated[bool, typer.Option("--public", help="Create the repository as public. Default: private.")]
 Out = Annotated[Path, typer.Option(help="Folder to create.")]
 Revision = Annotated[str, typer.Option(help="Branch, tag or commit. Default: the latest commit.")]
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]

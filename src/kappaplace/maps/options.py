@@ -29,7 +29,7 @@ MOST_MINUTES, MOST_SPEED = 1e6, 1e5
 Rerank = Annotated[
     int | None,
     Help(
-        "Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0.",
+        "Number of top matches to re-rank by patch matching. Default: as calibrated, or 0 if not calibrated.",
         ("--rerank", "--verify"),
     ),
 ]
@@ -92,7 +92,7 @@ class BuildOptions(AddOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Rule for references of the same place: metres:25, frames:5 or self. Default: by radius.",
+            "Rule by which images show the same place: metres:25, frames:5 or self. Default: the radius.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
@@ -227,15 +227,16 @@ class GeotagOptions:
     """
 
     minutes: Annotated[
-        float, Help("Compare answers to photos taken within this many minutes of each other.")
+        float, Help("Maximum time in minutes between two photos whose answers are compared.")
     ] = 5.0
     speed: Annotated[float, Help("Highest plausible speed between two photos, in metres per second.")] = 15.0
     between: Annotated[
-        bool, Help("Also place photos taken between two placed ones, at most a minute and a radius apart.")
+        bool,
+        Help("Also interpolate positions between two photos, at most one minute and one map radius apart."),
     ] = True
     """Not covered by the guarantee of the accepted answers."""
     max_risk: Annotated[
-        float | None, Help("Accepted error rate. Default: the risk that the map was calibrated for.")
+        float | None, Help("Maximum error rate among accepted answers. Default: the calibrated one.")
     ] = None
     rerank: Rerank = None
     """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
