@@ -43,7 +43,7 @@ def outcomes(scores: npt.ArrayLike, success: npt.ArrayLike) -> tuple[Floats, Boo
     shape = np.shape(success)
     if values.ndim != 1 or not len(values) or values.shape != shape:
         raise KappaPlaceError(
-            f"Expected one score and one outcome per query, got {values.shape} and {shape}."
+            f"Expected one score and one outcome per query, got shapes {values.shape} and {shape}."
         )
     return values, booleans(success, values.shape, "outcomes (correct or incorrect)")
 

@@ -166,7 +166,9 @@ def writing(folder: Path, kind: str = "map") -> Iterator[None]:
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise KappaPlaceError(f"Cannot write to the {kind} {folder}: {why(error)}.") from None
+        raise KappaPlaceError(
+            f"Cannot write to the {kind} {folder} ({why(error)}). Check its permissions and the disk."
+        ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -274,7 +276,7 @@ def file_sums(file: Path) -> tuple[str, list[int]]:
                 digest.update(block)
                 sums.append(zlib.crc32(block))
     except OSError as error:
-        raise KappaPlaceError(f"Cannot read {file}: {why(error)}.") from None
+        raise KappaPlaceError(f"Cannot read {file} ({why(error)}). Check the file.") from None
     return digest.hexdigest(), sums
 
 

@@ -70,5 +70,5 @@ def test_all_k_matches_may_be_asked_for() -> None:
 
 def test_the_query_with_impossible_positives_is_named() -> None:
     hits = np.array([[True, False], [True, True], [True, True]])
-    with pytest.raises(KappaPlaceError, match="Query 1 has 2 hits but only 1 positives"):
+    with pytest.raises(KappaPlaceError, match="at least the number of hits, got 1 for query 1 with 2"):
         average_precision_at(hits, np.array([1, 1, 0]), 2)

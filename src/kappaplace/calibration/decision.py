@@ -276,7 +276,8 @@ def decide_matches(
     bounded = match_probabilities(probability, pairs, apart)
     if np.shape(decisions) != bounded.shape[:1]:
         raise KappaPlaceError(
-            f"Decisions on matches need one answer per row, got {len(decisions)} for {len(bounded)} rows."
+            f"Decisions on matches need one answer per row, got {len(decisions)} for {len(bounded)} "
+            f"rows. Pass arrays of the same retrieval."
         )
     answer = np.array([list(Decision).index(Decision(each)) for each in decisions], dtype=np.int64)
     level = np.maximum(pair_rule(rule)._levels(bounded), answer[:, None])

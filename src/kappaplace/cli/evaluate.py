@@ -40,7 +40,9 @@ class _Evaluate(VerbGroup):
         if not replaced:
             return ["model", *words]
         if len(replaced) > 1:
-            raise KappaPlaceError("Pass only one of --similarities, --descriptors and --protocol.")
+            raise KappaPlaceError(
+                "--similarities, --descriptors and --protocol cannot be combined. Pass only one of them."
+            )
         flag = replaced.pop()
         if flag == "--similarities":  # repeatable; its files become arguments
             return ["matrix", *(token for token in tokens if token != flag)]
@@ -349,7 +351,10 @@ def matrix(
 
     matrices = [file for file in files if not _is_table(file)]
     if not matrices:
-        raise KappaPlaceError("evaluate matrix needs at least one .npy or .npz file, got only tables.")
+        raise KappaPlaceError(
+            "evaluate matrix needs at least one .npy or .npz file, got only tables. "
+            "Pass a similarity matrix, too."
+        )
     choices = options.choices()
     make_folder(output.out)
     labels = Labels(

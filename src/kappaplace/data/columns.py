@@ -53,7 +53,9 @@ def as_column(name: str, values: ArrayLike) -> Column:
     try:
         column = np.asarray(values).astype(dtype, copy=False)
     except (TypeError, ValueError) as error:
-        raise KappaPlaceError(f"Column {name} cannot be read as {dtype}: {error}.") from None
+        raise KappaPlaceError(
+            f"Column {name} cannot be read as {dtype} ({error}). Correct its values."
+        ) from None
     if name == "heading":
         column = np.where(np.isfinite(column), np.mod(column, np.float32(360)), np.float32(np.nan))
         column = np.where(column == 360, np.float32(0), column).astype(np.float32, copy=False)

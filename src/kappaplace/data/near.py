@@ -75,7 +75,9 @@ class Neighborhood:
         try:
             return cls(kind, float(value or 0))  # type: ignore[arg-type]
         except ValueError:
-            raise KappaPlaceError(f"Neighborhood {text!r} needs a number, as in frames:5.") from None
+            raise KappaPlaceError(
+                f"Neighborhood {text!r} must have a number as its size. Write metres:25, frames:5 or self."
+            ) from None
 
     def __str__(self) -> str:
         return self.kind if self.kind == "self" else f"{self.kind}:{self.value:g}"

@@ -121,7 +121,7 @@ def checked_keys(keys: Keys, count: int, generator: torch.Generator | None = Non
         KappaPlaceError: If the number is different, or there is a generator.
     """
     if generator is not None:
-        raise KappaPlaceError("Pass either a generator or keys, not both.")
+        raise KappaPlaceError("A generator and keys cannot be combined. Pass one of them.")
     if np.shape(keys) != (count,):
         raise KappaPlaceError(f"Expected one key for each of the {count} images, got shape {np.shape(keys)}.")
     return np.asarray(keys)

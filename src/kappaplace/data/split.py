@@ -164,7 +164,9 @@ def _fractions(options: SplitOptions, *, rest: bool) -> Fractions:
     fractions = {REFERENCES: first, CALIBRATION: options.calibration, TEST: options.test}
     fractions = {part: fraction for part, fraction in fractions.items() if fraction > 1e-9}
     if len(fractions) < 2:
-        raise KappaPlaceError("A split needs at least two parts with a fraction above 0.")
+        raise KappaPlaceError(
+            "A split needs at least two parts with a fraction above 0. Pass larger fractions."
+        )
     total = sum(fractions.values())
     return {part: fraction / total for part, fraction in fractions.items()}
 

@@ -297,7 +297,7 @@ def _parsed(path: Path, name: str, values: list[str]) -> Column:
             raise ValueError(f"{next(v for v in values if v not in ('0', '1'))!r} is neither 0 nor 1")
         return np.array([int(v) for v in values], dtype=dtype)
     except (ValueError, OverflowError) as error:
-        raise KappaPlaceError(f"{path}: column {name} has an invalid value ({error}).") from None
+        raise KappaPlaceError(f"{path}: column {name} has an invalid value ({error}). Correct it.") from None
 
 
 def _dtype(name: str) -> np.dtype:

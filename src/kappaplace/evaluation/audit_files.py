@@ -64,7 +64,8 @@ def read_answers(files: Sequence[Path], options: AnswerFiles = AnswerFiles()) ->
         return _descriptors(files[0], files[1], options)
     if len(files) > 1:
         raise KappaPlaceError(
-            f"An audit reads one file, or two .npy files of descriptors, got {len(files)} files."
+            f"An audit reads one file, or two .npy files of descriptors, got {len(files)} files. "
+            f"Audit them one by one."
         )
     if not first.exists():
         raise KappaPlaceError(f"There is no file {first}. Check the path.")
@@ -210,7 +211,9 @@ def _labeled(
 ) -> ScoredAnswers:
     """Add the outcomes to the best match of each query."""
     if len(options.tables) > 1:
-        raise KappaPlaceError(f"An audit reads at most one table, got {len(options.tables)}.")
+        raise KappaPlaceError(
+            f"An audit reads at most one table, got {len(options.tables)}. Omit the others."
+        )
     table = PlaceImages.open(options.tables[0]) if options.tables else None
     positives = None if options.positives is None else read_positives(options.positives, shape[1])
     if positives is None:
@@ -290,7 +293,7 @@ def _z_data(file: Path, options: AnswerFiles) -> ScoredAnswers:
                 raise ValueError("it is compressed")
             values = pickled(io.BytesIO(stored.read(part)))
         if not isinstance(values, dict) or "positives_per_query" not in values:
-            raise ValueError("it has no positives_per_query: run with labels")
+            raise ValueError("it has no positives_per_query, so run with labels")
         return _neighbors(values["predictions"], values["distances"], values["positives_per_query"])
 
 

@@ -370,4 +370,4 @@ def _writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KappaPlaceError(f"Cannot write {file}: {why(error)}.") from None
+        raise KappaPlaceError(f"Cannot write {file} ({why(error)}). Check the folder and the disk.") from None

@@ -72,7 +72,10 @@ def average_precision_at(
         )
     if (hit_count > count).any():
         query = int(np.argmax(hit_count > count))
-        raise KappaPlaceError(f"Query {query} has {hit_count[query]} hits but only {count[query]} positives.")
+        raise KappaPlaceError(
+            f"positives must be at least the number of hits, got {count[query]} for "
+            f"query {query} with {hit_count[query]}."
+        )
     hits_so_far = np.cumsum(top, axis=1, dtype=np.int32)  # half the memory, half the time
     precision = (hits_so_far * top) @ (1 / np.arange(1, k + 1))  # summed over the hits
     return precision / np.maximum(np.minimum(count, k), 1)

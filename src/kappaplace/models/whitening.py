@@ -39,7 +39,9 @@ class Whitening(nn.Module):
     def __init__(self, weights: Tensor) -> None:
         super().__init__()
         if weights.ndim != 2 or weights.shape[0] <= weights.shape[1] or not weights.isfinite().all():
-            raise KappaPlaceError(f"An array of shape {tuple(weights.shape)} is not a whitening.")
+            raise KappaPlaceError(
+                f"The weights of a whitening must have shape (D+1)×d with d ≤ D, got {tuple(weights.shape)}."
+            )
         # Not in the state dict: the map stores them next to the weights of its model.
         self.register_buffer("weights", weights.float(), persistent=False)
 

@@ -109,7 +109,9 @@ def _named(columns: str, header: list[str], file: Path) -> dict[str, str]:
 def _coordinate_kind(meaning: dict[str, str], named: set[str], file: Path) -> str:
     named_kinds = [kind for kind, needed in _KINDS.items() if named.intersection(needed)]
     if len(named_kinds) > 1:
-        raise KappaPlaceError(f"columns=… names two kinds of coordinates: {', '.join(named_kinds)}.")
+        raise KappaPlaceError(
+            f"columns=… names two kinds of coordinates ({', '.join(named_kinds)}). Name only one."
+        )
     kinds = named_kinds or list(_KINDS)
     for kind in kinds:
         if all(m in meaning for m in _KINDS[kind]):
