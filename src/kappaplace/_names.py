@@ -74,7 +74,7 @@ _TARGETS = {
     "kappaplace.training.places": "data.classes",
     "kappaplace.uncertainty": "uncertainty.registry",
     "kappaplace.uncertainty.geometric": "uncertainty.local_features",
-    "kappaplace.uncertainty.places": "uncertainty.sue uncertainty.z_score",
+    "kappaplace.uncertainty.scores": "uncertainty.sue uncertainty.z_score",
     "kappaplace_city": "data.synthetic_city",
     "kappaplace_city.drives": "slam.city_descriptors slam.city_drive",
 }

@@ -12,9 +12,9 @@ from torch import nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.aggregation import Whitening, learn_whitening
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.models.whitening import Whitening, learn_whitening
 
 
 def units(count: int, dim: int, seed: int = 0) -> NDArray[np.float64]:

@@ -43,11 +43,11 @@ from kappaplace.maps.store import MapStore, parts
 from kappaplace.maps.store.manifest import Manifest, ModelRecord, read_manifest
 from kappaplace.maps.store.segments import Rows
 from kappaplace.maps.store.writer import PENDING, MapWriter, writer_of
+from kappaplace.models.aggregation import Whitening
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.ray import Embedder, starter
 from kappaplace.models.encoder import whitened_fingerprint
-from kappaplace.models.whitening import Whitening
 from kappaplace.progress import track
 from kappaplace.retrieval.patch_codes import SAMPLE_IMAGES, PatchCodebook
 from kappaplace.types import Embeddings

@@ -28,6 +28,7 @@ from kappaplace.maps.store.manifest import ModelRecord
 from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.segments import COLUMNS, Blobs, Rows
 from kappaplace.maps.store.writer import writer_of
+from kappaplace.models.aggregation import Whitening
 from kappaplace.models.checkpoint import CARD, AnyModel, load_model, save_model, trainable
 from kappaplace.models.embedding.ray import Started, Starter
 from kappaplace.models.encoder import whitened_fingerprint
@@ -36,7 +37,6 @@ from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.registry import HUB
 from kappaplace.models.shipped import DEFAULT, is_shipped
-from kappaplace.models.whitening import Whitening
 from kappaplace.retrieval.patch_codes import PatchCodebook
 from kappaplace.retrieval.patches import learn_codes
 from kappaplace.types import Embeddings

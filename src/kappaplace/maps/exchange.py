@@ -26,8 +26,8 @@ from kappaplace.maps.store.manifest import Manifest, ModelRecord, of_this_protoc
 from kappaplace.maps.store.schema import Column, has_half_positions
 from kappaplace.maps.store.segments import POSE, Blobs, Rows
 from kappaplace.maps.store.writer import writer_of
+from kappaplace.models.aggregation import Whitening
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.whitening import Whitening
 from kappaplace.records import from_plain, to_plain
 from kappaplace.retrieval.patch_codes import PatchCodebook
 from kappaplace.types import Json

@@ -35,7 +35,7 @@ from kappaplace.maps.store.segments import (
     read_extra,
     row_name,
 )
-from kappaplace.models.whitening import Whitening
+from kappaplace.models.aggregation import Whitening
 from kappaplace.progress import track
 from kappaplace.retrieval import Columns, MapSource
 from kappaplace.retrieval.codes import Codebook
