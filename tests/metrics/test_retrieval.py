@@ -46,7 +46,7 @@ def test_all_positives_first_is_perfect() -> None:
 
 @pytest.mark.parametrize(
     ("positives", "sentence"),
-    [(np.array([1, 1]), "2 hits"), (np.array([2]), "each of 2"), (np.array([2.0, 2.0]), "float64")],
+    [(np.array([1, 1]), "number of hits"), (np.array([2]), "each of 2"), (np.array([2.0, 2.0]), "float64")],
 )
 def test_impossible_counts_of_positives(positives: np.ndarray, sentence: str) -> None:
     hits = np.array([[True, True], [False, True]])

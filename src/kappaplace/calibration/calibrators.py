@@ -60,10 +60,10 @@ class Calibrator(ABC):
 
     def __post_init__(self) -> None:
         for part in fields(self):
-            what, several = f"{part.name} of a {self.name} calibrator", str(part.type).startswith("tuple")
-            if finite(getattr(self, part.name), what).ndim != several:
+            name, several = f"{part.name} of a {self.name} calibrator", str(part.type).startswith("tuple")
+            if finite(getattr(self, part.name), name).ndim != several:
                 raise KappaPlaceError(
-                    f"The {what} must be {'a list' if several else 'one number'}. Fit it again."
+                    f"The {name} must be {'a list' if several else 'one number'}. Fit it again."
                 )
 
 

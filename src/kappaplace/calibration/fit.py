@@ -154,7 +154,8 @@ def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOption
 
 
 def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibration) -> Calibration:
-    """Return the probabilities of other places, with a rule that needs no incorrect answers."""
+    """Return a calibration with the probabilities of other places, and a rule that needs no incorrect
+    answers."""
     incorrect = int((~examples.right).sum())
     note = FEW_INCORRECT.format(count=incorrect, needed=LEAST_QUERIES)
     rule = None

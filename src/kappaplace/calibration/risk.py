@@ -45,7 +45,8 @@ STRICTEST = 0.25
 GROWTH = 1.1
 """Each threshold of the sequence accepts about a tenth more than the one before."""
 STARTS = 2
-"""Number of walks of ``multi-start``, if half of the queries could support each. More walks do not help."""
+"""Number of walks of ``multi-start``, if there are enough queries for each of them. More walks do not
+help."""
 MOST_LABELS = 10_000_000
 """Number of labels above which a message does not state how many are needed."""
 

@@ -294,7 +294,7 @@ class _Block(NamedTuple):
 
 
 def _in_place(images: list[tuple[int, Pixels]], buffer: Pixels | None) -> bool:
-    """Return whether all images of a batch are already in its array."""
+    """Return whether all images were decoded into the array of their batch."""
     return (
         buffer is not None
         and len(images) == len(buffer)

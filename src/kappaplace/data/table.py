@@ -43,7 +43,7 @@ class PlaceImages:
     place: NDArray[np.int64]
     """Place label, if the dataset has labels."""
     condition: Column
-    """Session, sequence, season or time of day: whatever the dataset distinguishes."""
+    """Capture condition that the dataset records: session, sequence, season or time of day."""
     is_query: NDArray[np.bool_]
     """True for queries, False for references."""
     frame_number: NDArray[np.int64] | None = None

@@ -93,8 +93,7 @@ def _log(file: Path, options: AnswerFiles) -> ScoredAnswers:
     for name in (score, options.correct):
         if name not in rows[0]:
             raise KappaPlaceError(
-                f"{file} has no column '{name}', its columns are {', '.join(rows[0])}. Pass --score and "
-                "--correct."
+                f"{file} has no column '{name}', only {', '.join(rows[0])}. Pass --score and --correct."
             )
     scores = np.array([_number(file, number, row, score) for number, row in enumerate(rows, 1)])
     correct = [_truth(file, number, row, options.correct) for number, row in enumerate(rows, 1)]
@@ -321,7 +320,7 @@ def _neighbors(predictions: Value, distances: Value, positives: Value) -> Scored
     highest = max([int(best.max()), *(int(row.max()) for row in lists if len(row))])
     labels = Positives.from_lists(lists, highest + 1)
     if labels.queries != len(best):
-        raise ValueError(f"{len(best)} predictions but positives of {labels.queries} queries")
+        raise ValueError(f"it has {len(best)} predictions but positives of {labels.queries} queries")
     return ScoredAnswers(gaps, labels.hits(best[:, None])[:, 0], True, labels.counts > 0)
 
 

@@ -52,7 +52,7 @@ FACTS = [
 PATCH_CODEBOOK = "patch_codebook"
 """Key of the codebook that decodes compact patches: float32 numbers in base64."""
 WHITENING = "whitening"
-"""Key of the projection of the descriptors of the model, (D+1)×d: float32 numbers in base64."""
+"""Key of the whitening, which projects the descriptors of the model: (D+1)×d float32 numbers in base64."""
 FIRST = {"protocol": 1}
 """Default values of fields that a file does not contain."""
 

@@ -382,9 +382,9 @@ def _answers(
             part = todo[start : start + options.batch_size]
             good = [file for file in part if _decodes(place_map, file, problems)]
             if good:
-                found = place_map.localize(good, rerank=options.rerank, batch_size=options.batch_size)
+                batch = place_map.localize(good, rerank=options.rerank, batch_size=options.batch_size)
                 new = {
-                    file: _short(place_map, answer, options) for file, answer in zip(good, found, strict=True)
+                    file: _short(place_map, answer, options) for file, answer in zip(good, batch, strict=True)
                 }
                 answers |= new
                 _keep(store, new)

@@ -234,7 +234,7 @@ class GeotagOptions:
         bool,
         Help("Also interpolate positions between two photos, at most one minute and one map radius apart."),
     ] = True
-    """Not covered by the guarantee of the accepted answers."""
+    """Interpolated positions are not covered by the guarantee of accepted answers."""
     max_risk: Annotated[
         float | None, Help("Maximum error rate among accepted answers. Default: the calibrated one.")
     ] = None

@@ -201,7 +201,7 @@ def into_frame(table: PlaceImages, frame: str, empty: bool) -> PlaceImages:
 
 
 def is_same_image(query: str, image: str) -> bool:
-    """Return whether two paths name the same file; an empty path names none."""
+    """Return whether two paths name the same file; False for an empty path."""
     return bool(image) and os.path.realpath(query) == os.path.realpath(image)
 
 

@@ -140,7 +140,7 @@ class MixVPR(nn.Module):
 
 
 SAMPLE_BYTES = 1 << 29
-"""Largest size of the sample of descriptors that a whitening is fitted on."""
+"""Maximum size in bytes of the descriptors that a whitening is fitted on."""
 SHRINKAGE = 1.0
 """Number of mean variances to add to the variance of each direction, because a map has few images per
 direction. 0 gives all directions the same spread, and a large number is a plain PCA. The value comes from

@@ -33,7 +33,7 @@ ROUNDS = 12  # k-means iterations; more of them reduce the error by less than 0.
 STEP = 1 << 14  # rows that are encoded at once
 CACHED = 1 << 9  # points per comparison with the centers: their distances fit in the CPU cache (15× as fast)
 WHOLE: dict[int, np.dtype] = {1: np.dtype("f4"), 2: np.dtype("c8"), 4: np.dtype("c16")}
-"""Types with the size of this many float32 numbers."""
+"""Data types by size, as a number of float32 values."""
 POWER = 0.75
 """Weight of an error: energy ** POWER. With 0, errors of similarities are a third larger."""
 ODD = 0.001  # fraction of gains at either end that the last byte clips

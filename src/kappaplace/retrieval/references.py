@@ -339,8 +339,8 @@ class LeaveOut(References):
         return best_outside(of_matrix(queries), rows, top, len(self), self.near).astype(np.float64)
 
     def aliases(self, rows: Rows) -> Floats:
-        """Return the best similarity of each query's reference to another place, among the references of this
-        query."""
+        """Return the highest similarity between the reference of each query and another place. Only
+        references that are not excluded for this query count."""
         assert self.descriptors is not None
         between = of_descriptors(self.descriptors[rows], self.descriptors[:])(
             slice(None), slice(None)

@@ -1,6 +1,7 @@
 """A process that decodes uploads for the service: its messages, its limits, and its program.
 
-A message is the length of a JSON object, the object, then bytes: the upload in a request, pixels in a reply.
+A message contains the length of a JSON object, the object, and bytes. These are the upload in a request, and
+the pixels in a reply.
 """
 
 from __future__ import annotations

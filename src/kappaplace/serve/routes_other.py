@@ -67,7 +67,8 @@ page = APIRouter(include_in_schema=False)
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """Read all files of the page by name, with their types. A request selects from these, never by path."""
+    """Read all files of the page by name, with their types. A request selects one of these files and never
+    reads a path."""
     return {
         file.relative_to(PAGE).as_posix(): (file.read_bytes(), _TYPES[file.suffix])
         for file in sorted(PAGE.rglob("*"))

@@ -183,7 +183,8 @@ def _diagonal(sigma: Poses) -> gtsam.noiseModel.Base:
 SCALES = np.concatenate([[0.0], np.geomspace(0.02, 1.0, 100)])
 """Candidates for s."""
 REJECTED = 2.706
-"""Twice the log-likelihood ratio above which s = 0 is rejected: 5%, as s cannot be below 0 (½χ²₀ + ½χ²₁)."""
+"""Twice the log-likelihood ratio above which s = 0 is rejected at the 5% level. Because s cannot be below 0,
+its distribution is ½χ²₀ + ½χ²₁."""
 MOST = 300
 """Largest number of closures to use, evenly sampled, because the time grows with its third power."""
 

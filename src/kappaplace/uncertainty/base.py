@@ -20,7 +20,7 @@ Formula = Callable[[Evidence], Scores]
 
 @dataclass(frozen=True)
 class Need:
-    """An input that a score requires. The common ones are constants of this module."""
+    """An input that a score requires. Constants of this module are the common needs."""
 
     name: str
     """Short name for tables: "κ of the queries"."""

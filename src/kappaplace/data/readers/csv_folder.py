@@ -261,7 +261,9 @@ def _positions(sheet: Sheet, frame: str) -> tuple[NDArray[np.float64] | None, st
 def _degrees(cell: str) -> tuple[float, float]:
     match = _PAIR.fullmatch(cell)
     if cell and not match:
-        raise ValueError(f"{cell!r} is not a latitude and longitude (exclude it with columns=latlon=)")
+        raise ValueError(
+            f"{cell!r} must be a latitude and longitude (exclude the column with columns=latlon=)"
+        )
     return (float(match[1]), float(match[2])) if match else (np.nan, np.nan)
 
 
@@ -273,7 +275,9 @@ def is_query(cell: str) -> bool:
     """
     word = cell.lower()
     if word not in _QUERY | _REFERENCE:
-        raise ValueError(f"{cell!r} is neither query nor reference, 1 nor 0 (exclude it with columns=query=)")
+        raise ValueError(
+            f"{cell!r} must be query, reference, 1 or 0 (exclude the column with columns=query=)"
+        )
     return word in _QUERY
 
 

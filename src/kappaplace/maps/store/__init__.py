@@ -97,7 +97,7 @@ class MapStore:
 
     @cached_property
     def whitening(self) -> Whitening | None:
-        """Projection of the descriptors of the model; None if the map stores them as they are."""
+        """Projection of the descriptors of the model; None if the map does not whiten them."""
         extra = self.manifest.whitening
         if extra is None:
             return None
@@ -316,7 +316,8 @@ class MapStore:
 UNIT = 0.02
 """Largest deviation of the length of a descriptor from 1; int8 rounds by a few thousandths."""
 CODED = 0.5
-"""Largest deviation for codes, which are scaled so that their products are correct on average."""
+"""Largest deviation of the length for codes, which are scaled so that their products are correct on
+average."""
 
 
 def find_damage(folder: Path, manifest: Manifest) -> list[str]:
