@@ -179,7 +179,7 @@ class Calibration:
         number = values.get("format") if isinstance(values, Mapping) else None
         if number != FORMAT or not isinstance(values, Mapping):
             raise KappaPlaceError(
-                f"The calibration has format {number}, this version reads format {FORMAT}. Calibrate again."
+                f"The calibration must have format {FORMAT}, got {number}. Calibrate again."
             )
         parts = {key: part for key, part in values.items() if key != "format"}
         try:

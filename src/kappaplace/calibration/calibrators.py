@@ -82,7 +82,8 @@ class Logistic(Calibrator):
         super().__post_init__()
         if self.scale <= 0 or self.slope < 0:
             raise KappaPlaceError(
-                f"scale must be > 0 and slope at least 0, got {self.scale:g} and {self.slope:g}. Fit again."
+                f"scale must be above 0 and slope at least 0, got {self.scale:g} and {self.slope:g}. "
+                f"Fit again."
             )
 
     @classmethod

@@ -65,7 +65,7 @@ def as_column(name: str, values: ArrayLike) -> Column:
 
 
 def content_hash(facts: str, columns: Columns, positives: Positives | None) -> str:
-    """Return the SHA-256 of a table: the same for the same content, whatever the file format or the folder.
+    """Return the SHA-256 of a table's content, which does not depend on the file format or the folder.
 
     Args:
         facts: All other facts that affect the hash, as text.

@@ -180,7 +180,8 @@ def whitened_record(record: ModelRecord, whitening: Whitening) -> ModelRecord:
 
 
 def whitened(model: AnyModel, record: ModelRecord, whitening: Whitening | None) -> AnyModel:
-    """Return a model with the whitening of a map; an exported file of the map's model already has it."""
+    """Return a model with the whitening of a map, unless it is an exported file, which already contains
+    it."""
     if whitening is None or model.fingerprint == record.fingerprint or model.dim != whitening.inputs:
         return model
     return model.with_whitening(whitening)

@@ -142,7 +142,7 @@ class LocalizeOptions:
         float | None, Help("Expected fraction of out-of-map queries. Default: the calibrated one.")
     ] = None
     rerank: Rerank = None
-    """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
+    """Number of top matches to re-rank by patch matching. Default: as calibrated, or 0."""
 
     def __post_init__(self) -> None:
         within(self.k, "k", 1)
@@ -189,7 +189,7 @@ class LabelOptions:
     seed: Annotated[int, Help("Random seed for sampling the queries.")] = 0
     thin: Annotated[bool, Help("Sample only one query per place, based on position or time.")] = True
     rerank: Rerank = None
-    """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
+    """Number of top matches to re-rank by patch matching. Default: as calibrated, or 0."""
     batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
 
 
@@ -239,7 +239,7 @@ class GeotagOptions:
         float | None, Help("Maximum error rate among accepted answers. Default: the calibrated one.")
     ] = None
     rerank: Rerank = None
-    """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
+    """Number of top matches to re-rank by patch matching. Default: as calibrated, or 0."""
     batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
 
     def __post_init__(self) -> None:

@@ -310,7 +310,8 @@ VARIANCE = Score("variance", "Variance", lambda e: e.query_variance, needs=(QUER
 
 
 BLOCK = 1 << 14
-"""Number of values per block, which fit into the cache of the processor: the series has many steps."""
+"""Number of values per block, which fit into the cache of the processor, because the series has many
+steps."""
 
 
 def _log_normalizer(kappa: torch.Tensor, dim: int) -> Scores:
