@@ -30,8 +30,8 @@ LEVEL = 0.02
 MOST_ROWS = 400
 """Maximum number of stored rows. Half of them, 200 distances, resolve one percent."""
 FAR = 1.5
-"""With too few rows for a test, a query differs if its distance (squared) is this many times the largest one of
-the rows. Few correct answers are that far away: less than one in m + 1."""
+"""With too few rows for a test, a query differs if its distance is this many times the largest one of the rows.
+Less than one in m + 1 of the correct answers is that far away."""
 DIGITS = 5
 SHRINKAGE = 0.1
 """Weight of the diagonal in the covariance, so that few rows do not make it singular."""
