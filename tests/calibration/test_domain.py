@@ -170,10 +170,10 @@ def test_too_few_queries_are_replaced_by_those_of_other_places(evidence) -> None
     assert judged.decision == ["accept"] * 3 + ["doubtful"]
 
 
-def test_a_query_must_be_like_the_few_rows_of_the_calibration_and_like_those_of_other_places(
+def test_a_query_must_be_like_the_few_rows_and_like_those_of_other_places(
     evidence,
 ) -> None:
-    """The bank has maps of every kind: photos of other places are like some of them, but not like this one."""
+    """The bank has maps of every kind: photos of other places are like some of them."""
     few = Domain(("cosine",), tuple((value,) for value in np.linspace(0, 0.1, 30)))
     wide = Domain(("cosine",), tuple((value,) for value in np.random.default_rng(1).uniform(0, 3.0, 400)))
     judged = judge(evidence, calibration(few), bank=wide)

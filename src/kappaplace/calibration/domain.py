@@ -30,7 +30,7 @@ LEVEL = 0.02
 MOST_ROWS = 400
 """Maximum number of stored rows. Half of them, 200 distances, resolve one percent."""
 FAR = 1.5
-"""With too few rows for a test, a query differs if its distance is this many times the largest one of the rows.
+"""With too few rows for a test, a query differs if its distance is this many times the largest of the rows.
 Less than one in m + 1 of the correct answers is that far away."""
 DIGITS = 5
 SHRINKAGE = 0.1
