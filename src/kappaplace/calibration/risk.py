@@ -346,6 +346,8 @@ def _granted(wrong: Rows, queries: int, max_risk: float, alpha: float, method: s
     resolved = ranks * seen >= queries * min(RESOLVED, seen)
     count = np.arange(seen + 1)
     errors = np.interp(ranks * (seen / queries), count, wrong + 0.5 * count / seen) * (queries / seen)
+    if not (resolved & (_binomial_cdf(errors, ranks, max_risk) <= level)).any():
+        return 0.0  # not even with the expected number of errors: far from enough
     trials = np.diff(ranks, prepend=0)
     rates = np.clip(np.diff(errors, prepend=0.0) / trials, 0.0, 1.0)
     draws = np.random.default_rng(0).binomial(trials, rates, (SIMULATIONS, len(ranks))).cumsum(axis=1)
