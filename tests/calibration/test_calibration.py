@@ -220,7 +220,7 @@ def test_bad_input() -> None:
         ({"scores": []}, "one score"),
         ({"pair_right": None}, "booleans"),
         ({"pair_right": data.pair_right[:5]}, "one row per query"),
-        ({"signals": {"kappa": np.ones(3)}}, "the same number of values"),
+        ({"signals": {"kappa": np.ones(3)}}, "one value of each signal per query"),
     ):
         with pytest.raises(KappaPlaceError, match=word):
             fit_calibration(replace(data, **change), options)
