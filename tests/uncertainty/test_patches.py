@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.patches import patch_agreement
+from kappaplace.retrieval.patch_codes import LocalFeatures
+from kappaplace.retrieval.patches import patch_agreement, patch_matches
 from kappaplace.types import Matches
 from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.matches import PATCH_MARGIN, PATCHES
@@ -167,3 +168,32 @@ def test_only_the_first_ten_matches_compete() -> None:
     e, _, wanted = crowd()
     np.testing.assert_allclose(PATCH_MARGIN.query(e), wanted[:, 1:10].max(axis=1) - wanted[:, 0], atol=1e-6)
     assert wanted[0, 10] == 1.0 > wanted[0, 1:10].max()  # it would have won
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 6), st.integers(2, 6))
+def test_the_matches_behind_an_agreement_add_up_to_it(seed: int, height: int, width: int) -> None:
+    torch.manual_seed(seed)
+    a = torch.randn(1, 5, height, width)
+    b = torch.roll(a, 1, dims=3) + 0.5 * torch.randn(1, 5, height, width)
+    matches = patch_matches(LocalFeatures.of(a), LocalFeatures.of(b))
+    assert matches.weights.sum() / (height * width) == pytest.approx(float(patch_agreement(a, b)), abs=1e-6)
+    assert matches.query.shape == matches.reference.shape == (len(matches.weights), 2)
+
+
+def test_matches_of_a_shifted_view_connect_the_same_objects() -> None:
+    torch.manual_seed(0)
+    wide = torch.randn(1, 16, 8, 12)
+    matches = patch_matches(LocalFeatures.of(wide[..., :8]), LocalFeatures.of(wide[..., 3:11]))
+    inside = matches.query[:, 0] > 3 / 8
+    assert inside.sum() == 40
+    shift = matches.query - matches.reference
+    np.testing.assert_allclose(shift[inside], np.tile([3 / 8, 0], (40, 1)), atol=1e-12)
+    assert matches.query.min() >= 1 / 16
+    assert matches.query.max() <= 15 / 16
+
+
+def test_matches_of_several_images_are_an_error() -> None:
+    two = LocalFeatures.of(torch.randn(2, 4, 3, 3))
+    with pytest.raises(KappaPlaceError, match="one query and one reference"):
+        patch_matches(two, two)

@@ -7,7 +7,16 @@ from kappaplace.retrieval.engine import Engine
 from kappaplace.retrieval.evidence import Evidence, retrieve
 from kappaplace.retrieval.exact import search, search_matrix
 from kappaplace.retrieval.open import EngineKind, EngineOptions, MapSource, Search, open_engine, open_search
-from kappaplace.retrieval.patches import CellCheck, Pair, PatchMaps, by_agreement, reordered
+from kappaplace.retrieval.patch_codes import LocalFeatures
+from kappaplace.retrieval.patches import (
+    CellCheck,
+    Pair,
+    PatchMaps,
+    PatchMatches,
+    by_agreement,
+    patch_matches,
+    reordered,
+)
 from kappaplace.retrieval.references import ArrayReferences, Floats, MatrixReferences, Queries, References
 
 __all__ = [
@@ -22,10 +31,12 @@ __all__ = [
     "EngineOptions",
     "Evidence",
     "Floats",
+    "LocalFeatures",
     "MapSource",
     "MatrixReferences",
     "Pair",
     "PatchMaps",
+    "PatchMatches",
     "Quantized",
     "Queries",
     "References",
@@ -34,6 +45,7 @@ __all__ = [
     "open_engine",
     "open_search",
     "patch_maps_of",
+    "patch_matches",
     "quantize",
     "reordered",
     "retrieve",

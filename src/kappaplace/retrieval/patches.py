@@ -9,13 +9,14 @@ codes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,6 +33,18 @@ GAIN_IMAGES = 32
 QUERIES = 16  # queries per step: their maps and the maps of their matches are in memory together
 CACHED_MAPS = 2000
 """Number of feature maps in memory, about 90 KB each. Older ones are computed again from their images."""
+
+
+@dataclass(frozen=True, eq=False)
+class PatchMatches:
+    """Pairs of patches of two images that agree on one shift, the evidence behind an agreement."""
+
+    query: Floats
+    """x and y of the patch centers in the query image, M×2, as fractions of its width and height."""
+    reference: Floats
+    """x and y of the patch centers in the reference image, M×2."""
+    weights: Floats
+    """Votes of each pair (M); their sum divided by the number of patches is the agreement."""
 
 
 def patch_agreement(a: Tensor, b: Tensor, tolerance: int = TOLERANCE) -> Tensor:
@@ -79,6 +92,40 @@ def cell_agreement(a: Tensor, b: Tensor, size: tuple[int, int], tolerance: int =
     side = 2 * tolerance + 1
     together = F.avg_pool2d(plane, side, stride=1, padding=tolerance) * side**2
     return together.amax((1, 2, 3)) / cells
+
+
+def patch_matches(query: LocalFeatures, reference: LocalFeatures) -> PatchMatches:
+    """Return the pairs of patches behind the agreement of two images.
+
+    Args:
+        query: Features of the query, one image, in the channels of its feature map.
+        reference: Features of the reference, one image, exact or decoded.
+
+    Returns:
+        The pairs, in the order of the patches of the query.
+
+    Raises:
+        KappaPlaceError: If there is more than one image, or the grids differ.
+    """
+    if len(query.cells) != 1 or len(reference.cells) != 1 or query.size != reference.size:
+        raise KappaPlaceError(
+            f"Patch matches need one query and one reference with the same grid, got {len(query.cells)} "
+            f"queries on {query.size} and {len(reference.cells)} references on {reference.size}."
+        )
+    own, (height, width) = query.within(reference.basis), query.size
+    similarity = (own.cells[0].to(reference.cells) @ reference.cells[0].T).cpu().numpy()
+    forth, back = similarity.argmax(1), similarity.argmax(0)
+    mutual = np.flatnonzero(back[forth] == np.arange(len(forth)))
+    start, end = (np.stack(np.divmod(cells, width)) for cells in (mutual, forth[mutual]))
+    shift = end - start
+    votes = np.zeros((2 * height - 1, 2 * width - 1))
+    np.add.at(votes, (shift[0] + height - 1, shift[1] + width - 1), 1)
+    side = 2 * TOLERANCE + 1
+    together = sliding_window_view(np.pad(votes, TOLERANCE), (side, side)).sum((2, 3))
+    best = np.array(np.unravel_index(together.argmax(), votes.shape)) - [height - 1, width - 1]
+    agree = (np.abs(shift - best[:, None]) <= TOLERANCE).all(0)
+    ends = [(cells[::-1, agree].T + 0.5) / [width, height] for cells in (start, end)]
+    return PatchMatches(ends[0], ends[1], np.ones(int(agree.sum())))
 
 
 def _argmax(similarity: Tensor, dim: int) -> Tensor:
