@@ -18,6 +18,7 @@ from kappaplace.calibration.fit import _drawn, check_label_count, fit_calibratio
 from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions, split_queries
 from kappaplace.calibration.risk import RiskRefused, control_risk
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.agreement import AGREEMENT
 from tests.calibration.helpers import with_outside
 
 
@@ -84,6 +85,24 @@ def test_thresholds_come_from_the_split_that_nothing_was_fitted_on() -> None:
     alone = control_risk(uncertainty[parts.threshold], data.right[parts.threshold], 0.1)
     assert calibration.rule is not None
     assert calibration.rule.accepted == alone
+
+
+def test_the_version_of_patch_matching_is_stored_and_checked() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.random((200, 1))
+    examples = Examples(values, rng.random(200) > values[:, 0], ["patches"], rerank=10)
+    calibration = fit_calibration(examples, CalibrateOptions(max_risk=None))
+    assert calibration.agreement == AGREEMENT
+    stored = calibration.to_dict()
+    assert not Calibration.from_dict(stored).outdated
+    del stored["agreement"]  # as earlier versions wrote it
+    older = Calibration.from_dict(stored)
+    assert (older.agreement, older.outdated) == (1, True)
+    with pytest.raises(KappaPlaceError, match="earlier version of patch matching"):
+        older.check_patches()
+    plain = fit_calibration(replace(examples, rerank=0), CalibrateOptions(max_risk=None))
+    assert "agreement" not in plain.to_dict()
+    plain.check_patches()
 
 
 def test_a_single_score_and_a_ready_combination() -> None:
