@@ -24,6 +24,7 @@ from kappaplace.calibration.outside import OutsideAware
 from kappaplace.checks import Bools, Floats
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import from_plain, optional, to_plain
+from kappaplace.retrieval.agreement import AGREEMENT
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.types import Json
 from kappaplace.uncertainty import SCORES, available, score_named
@@ -38,7 +39,7 @@ UNCERTAINTY = "uncertainty"
 
 @dataclass(frozen=True)
 class Calibration:
-    """Everything that turns scores into probabilities and decisions; see `fit_calibration`."""
+    """Fitted functions that turn scores into probabilities and decisions; see `fit_calibration`."""
 
     top: Signal
     """The uncertainty of a query's top match."""
@@ -68,6 +69,21 @@ class Calibration:
     """Decision rules per group of queries; None to decide all queries by ``rule``."""
     difficulty: tuple[Quarter, ...] = field(default=(), metadata=optional())
     """Results by quarter of uncertainty, easiest first, on queries that nothing was fitted on."""
+    agreement: int = field(default=1, metadata=optional())
+    """Version of the patch agreement at calibration, see `kappaplace.retrieval.agreement.AGREEMENT`."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it was fitted with another version of the patch agreement, whose values differ."""
+        return self.rerank > 0 and self.agreement != AGREEMENT
+
+    def check_patches(self) -> None:
+        """Raise an error if the calibration is `outdated`."""
+        if self.outdated:
+            raise KappaPlaceError(
+                "The calibration was fitted with an earlier version of patch matching, whose values differ. "
+                "Calibrate again."
+            )
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -187,7 +203,7 @@ class Calibration:
         number = values.get("format") if isinstance(values, Mapping) else None
         if number != FORMAT or not isinstance(values, Mapping):
             raise KappaPlaceError(
-                f"The calibration has format {number}, this version reads format {FORMAT}. Calibrate again."
+                f"The calibration must have format {FORMAT}, got {number}. Calibrate again."
             )
         parts = {key: part for key, part in values.items() if key != "format"}
         try:
@@ -265,8 +281,8 @@ def judge(
         evidence: Results of the retrieval.
         calibration: The calibration. None: return only the uncertainty.
         outside_rate: Expected fraction of out-of-map queries. Default: the fraction at calibration.
-        bank: Correctly answered queries of other maps, used if the calibration has too few.
-            Nothing is guaranteed then.
+        bank: Correctly answered queries of other maps. If the calibration has too few queries of its own, a
+            query must be like both, and nothing is guaranteed.
         coverage: Probability that the candidate set of a query contains its correct place. Default: no sets.
         group: Group of the queries, if the calibration has groups by a column. Default: unknown.
 
@@ -274,6 +290,7 @@ def judge(
         One value per query, and one per match if the calibration was fitted on pairs.
 
     Raises:
+        KappaPlaceError: If the calibration was fitted with an earlier version of patch matching.
         KappaPlaceError: If the calibration does not support the coverage or the group.
     """
     if group is not None and (calibration is None or calibration.groups is None):
@@ -282,10 +299,11 @@ def judge(
         raise KappaPlaceError(NO_CANDIDATES)
     if calibration is None:
         return Judgment(plain_score(evidence).query(evidence))
+    calibration.check_patches()
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
     domain = calibration.domain
     conclusive = domain is not None and domain.conclusive
-    reasons = _reasons(evidence, calibration, domain if conclusive or bank is None else None, bank)
+    reasons = _reasons(evidence, calibration, bank)
     decision = pairs = guaranteed = sets = None
     notes: tuple[str, ...] = ()
     if (rule := calibration.rule) is not None:  # the rule was set for the rate of the calibration
@@ -328,14 +346,13 @@ def judge(
     )
 
 
-def _reasons(
-    evidence: Evidence, calibration: Calibration, own: Domain | None, bank: Domain | None
-) -> tuple[str, ...]:
+def _reasons(evidence: Evidence, calibration: Calibration, bank: Domain | None) -> tuple[str, ...]:
     """Return how each query differs from the correctly answered ones; empty if it does not."""
-    labeled = bool(calibration.facts.get("labelled", True))
-    # Without labels, the calibration was fitted on degraded images, which junk resembles: both domains must
-    # agree.
-    domains = [domain for domain in (own, None if own and labeled else bank) if domain is not None]
+    own, labeled = calibration.domain, bool(calibration.facts.get("labelled", True))
+    # Few queries leave out much of what is different, and degraded images, which a calibration without labels
+    # was fitted on, resemble junk: then both domains must agree.
+    alone = own is not None and own.conclusive and labeled
+    domains = [domain for domain in (own, None if alone else bank) if domain is not None]
     if not domains:
         return ("",) * len(evidence.top)
     signals = domain_signals(evidence)

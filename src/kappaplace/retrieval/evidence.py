@@ -35,9 +35,9 @@ class Evidence:
     references: References
     """The R references."""
     matches: Matches
-    """N×K, best first; ``indices`` are row numbers of references."""
+    """Matches of the queries, N×K, best first; ``indices`` are row numbers of references."""
     agreement: Floats | None = None
-    """Fraction of patches that agree with each of the first matches, N×rerank; None if not computed."""
+    """Patch agreement with each of the first matches, N×rerank, in [0, 1]; None if not computed."""
     pool: Matches | None = None
     """More matches, in any order, for the margin. Default: ``matches``."""
     area: Circle | None = None

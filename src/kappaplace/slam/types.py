@@ -26,7 +26,7 @@ class Frame:
     image: Source | None = None
     """A path, a Pillow image or an H×W×3 array."""
     odometry: Poses | None = None
-    """Pose in the drifting frame of odometry: x, y, yaw or x, y, z, qx, qy, qz, qw; None if unknown."""
+    """Pose in the drifting frame of odometry, as x, y, yaw or x, y, z, qx, qy, qz, qw. None if unknown."""
     time: float = float("nan")
     """Time stamp in seconds."""
     name: str = ""
@@ -64,7 +64,7 @@ class Closure:
     weight: float = 1.0
     """Information relative to a typical match; ``sigma`` already includes it."""
     agreement: float | None = None
-    """Fraction of patches that agree on the same shift, in [0, 1]; None if patches were not matched."""
+    """Agreement of the patches of both frames, in [0, 1]; None if patches were not matched."""
 
     @property
     def information(self) -> NDArray[np.float64]:
