@@ -196,9 +196,6 @@ def info(place_map: MapFolder, as_json: AsJson = False) -> None:
     typer.echo(f"  stored      {stored}")
     typer.echo(f"  removed     {facts['removed']:,} (freed by `map compact`)")
     typer.echo(f"  places      compared: {facts['distinctiveness']}")
-    if "look_alikes" in facts:
-        typer.echo(f"  look-alikes {facts['look_alikes']}")
-        _show_repeats(facts)
     shipped = "by the calibration shipped with the model" if facts["borrowed"] else "no"
     typer.echo(f"  calibrated  {facts['calibration'] or f'{shipped}; see `kappaplace calibrate`'}")
     if "groups" in facts:
@@ -357,12 +354,6 @@ def _show_report(folder: Path, report: Report | None, facts: dict[str, Json], as
     for name, reason in report.skipped:
         typer.secho(f"Skipped {name}: {reason}", fg="yellow", err=True)
     typer.echo(f"{report.sentence} {folder} now has {facts['references']:,} references.")
-    _show_repeats(facts)
-
-
-def _show_repeats(facts: dict[str, Json]) -> None:
-    if facts.get("repeats"):
-        typer.secho("This map repeats itself; calibrate it.", fg="yellow")
 
 
 def _segments(facts: dict[str, Json]) -> str:

@@ -102,8 +102,6 @@ class Calibrations:
     """Correctly answered queries of other places, for a calibration with too few queries."""
     drifted: bool = False
     """Whether a monitor has detected that queries differ from those of the calibration."""
-    repeats: str = ""
-    """Note that the map repeats itself, so that the shipped calibration does not apply; empty if it does."""
 
 
 def locate(
@@ -159,10 +157,7 @@ def locate(
     shown = (*QUERY_SIGNALS, *(PATCH_SIGNALS if count else ()))
     signals = {name: SCORES[name].query(evidence) for name in usable_signals(evidence, shown)}
     clock.lap("signals")
-    if calibration is None and calibrations.repeats:
-        remark = [calibrations.repeats]
-    else:
-        calibration, remark = _calibration_for(evidence, count, calibration, shipped)
+    calibration, remark = _calibration_for(evidence, count, calibration, shipped)
     remarks += remark
     if by_probability:
         if calibration is None or not calibration.pair_scores:

@@ -32,7 +32,6 @@ from kappaplace.maps.embed import adopt_model, model_of, preprocessing_of
 from kappaplace.maps.localize import Calibrations, locate, rerank_of
 from kappaplace.maps.options import LocalizeOptions, Order
 from kappaplace.maps.references import MapReferences
-from kappaplace.maps.self_similarity import SelfSimilarity, self_similarity
 from kappaplace.maps.store import MapStore
 from kappaplace.maps.store.manifest import PROTOCOL, Manifest, read_manifest
 from kappaplace.maps.store.segments import StaleMap
@@ -92,7 +91,6 @@ class OpenMap:
         self._model: AnyModel | None = None
         self._references: MapReferences | None = None
         self._calibration: Calibration | None = None
-        self._similarity: tuple[SelfSimilarity | None] | None = None
         self._use(manifest)
 
     def __len__(self) -> int:
@@ -223,18 +221,6 @@ class OpenMap:
         if manifest.unposed:
             notes.append(f"{manifest.unposed:,} of {manifest.count:,} references have no position.")
         return notes
-
-    @property
-    def self_similarity(self) -> SelfSimilarity | None:
-        """Places that the shipped calibration takes for another place, computed once. None if the map does
-        not use it, is too small, or stores no patches."""
-        if self._similarity is None and (shipped := self.borrowed) is not None:
-            self._similarity = (self_similarity(self.references, shipped),)
-        return None if self._similarity is None else self._similarity[0]
-
-    def _repeats(self) -> str:
-        found = None if self.calibration is not None else self.self_similarity
-        return "" if found is None else found.note
 
     def _drift_note(self) -> str:
         """Return the warning of the map's monitor; empty if there is none."""
@@ -467,4 +453,4 @@ class OpenMap:
                 if manifest == before:
                     raise
         self.manifest = manifest
-        self._calibration = self._similarity = None
+        self._calibration = None

@@ -225,14 +225,7 @@ class PlaceMap(OpenMap):
             "protocol": manifest.protocol,
             "kappaplace": manifest.kappaplace,
             "borrowed": self.borrowed is not None,
-            **self._similarity_facts(),
         }
-
-    def _similarity_facts(self) -> dict[str, Json]:
-        found = self.self_similarity
-        if found is None:
-            return {}
-        return {"self_similarity": found.rate, "repeats": found.repeats, "look_alikes": found.sentence}
 
     def verify(self) -> list[str]:
         """Compare every file with its checksum.
