@@ -391,9 +391,7 @@ class OpenMap:
                     self.queries(embeddings, images),
                     names,
                     options or LocalizeOptions(),
-                    Calibrations(
-                        self.calibration, self.borrowed, self.bank, bool(self._drift_note()), self._repeats()
-                    ),
+                    Calibrations(self.calibration, self.borrowed, self.bank, bool(self._drift_note())),
                     notes=self.notes(),
                     seconds=seconds,
                 )
