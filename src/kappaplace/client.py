@@ -115,8 +115,8 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
-        options |= {"max_risk": max_risk, "coverage": coverage}
+        options: dict[str, str | float | None] = {"k": k, "area": _circle(area), "order": order}
+        options |= {"rerank": rerank, "max_risk": max_risk, "coverage": coverage}
         return localization_of(self._post("/v1/localize", [image], options, map))
 
     @renamed(near="area")
@@ -151,8 +151,8 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
-        options |= {"max_risk": max_risk, "coverage": coverage}
+        options: dict[str, str | float | None] = {"k": k, "area": _circle(area), "order": order}
+        options |= {"rerank": rerank, "max_risk": max_risk, "coverage": coverage}
         answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
         return [localization_of(answer) for answer in answers]
 

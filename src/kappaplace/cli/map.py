@@ -200,7 +200,8 @@ def info(place_map: MapFolder, as_json: AsJson = False) -> None:
     typer.echo(f"  calibrated  {facts['calibration'] or f'{shipped}; see `kappaplace calibrate`'}")
     if "groups" in facts:
         typer.echo(f"  groups      {facts['groups']}")
-    for number, line in enumerate(facts.get("difficulty", []), 1):
+    difficulty = facts.get("difficulty")
+    for number, line in enumerate(difficulty if isinstance(difficulty, list) else [], 1):
         typer.echo(f"  quarter {number}   {line}")
 
 

@@ -186,8 +186,8 @@ def locate(
     clock.lap("decide")
     answers = _answers(references, names, evidence, calibration, judgment, signals)
     if judgment.candidates is not None and options.coverage is not None:
-        sets = _candidate_sets(references.store, judgment.candidates, options.coverage)
-        answers = [replace(answer, candidates=own) for answer, own in zip(answers, sets, strict=True)]
+        own_sets = _candidate_sets(references.store, judgment.candidates, options.coverage)
+        answers = [replace(answer, candidates=own) for answer, own in zip(answers, own_sets, strict=True)]
         if calibration is not None and calibration.candidates and not calibration.candidates.outside:
             remarks.append(IN_MAP_ONLY)
     clock.lap("answer")
