@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from kappaplace.data.poses import between
 from kappaplace.errors import KappaPlaceError
-from kappaplace.slam.sequence import (
+from kappaplace.maps.sequence import (
     HistogramFilter,
     PoseMotion,
     RouteMotion,
-    average_scores,
+    WalkMotion,
     likelihood,
+    nearby,
     place_matrix,
 )
 
@@ -33,7 +34,7 @@ def test_two_likely_places_are_told_apart_by_the_way_on() -> None:
     assert belief.estimate.probability < 0.6
     for row in (1, 2):
         belief.move(STEP)
-        belief.see(np.array([10 + row]), np.array([0.5]))
+        belief.see(np.array([10 + row]), np.array([0.9]))  # 0.5 would not speak against being outside
     assert abs(belief.estimate.frame - 12) <= 2
     assert belief.estimate.probability > 0.8
 
@@ -51,12 +52,85 @@ def test_it_recovers_from_being_lost() -> None:
     assert belief.estimate.probability > 0.8
 
 
-def test_an_image_that_is_surely_wrong_says_nothing() -> None:
+def test_an_image_that_is_surely_wrong_speaks_only_for_being_outside() -> None:
     belief = _filter()
     belief.see(np.array([30]), np.array([0.9]))
-    before = belief.belief.copy()
+    before, outside = belief.belief.copy(), belief.outside
     belief.see(np.array([80]), np.array([0.0]))
-    assert np.allclose(belief.belief, before)
+    assert np.allclose(belief.belief / belief.belief.sum(), before / before.sum(), rtol=0.02)
+    assert belief.outside > 2 * outside
+
+
+def test_many_images_of_a_look_alike_do_not_add_up() -> None:
+    """Outside the map, one place often looks like every image: low probabilities never become a high one."""
+    belief = _filter()
+    for _ in range(30):
+        belief.see(np.array([50]), np.array([0.3]))
+    assert belief.outside > 0.95
+    for _ in range(30):
+        belief.see(np.array([50]), np.array([0.9]))
+    assert belief.estimate.probability > 0.95
+    assert abs(belief.estimate.frame - 50) <= 2
+
+
+def test_the_likelihood_is_that_of_the_formula() -> None:
+    place = place_matrix(np.eye(4) + np.diag([0.5] * 3, 1) + np.diag([0.5] * 3, -1))
+    seen = likelihood(place, np.array([0, 3]), np.array([0.6, 0.2]))
+    spread = np.array([0.75, 0.75 * 0.5, 0.25 * 0.5, 0.25])  # of the peak at a match
+    assert np.allclose(seen.inside, 0.6 * 0.6 * spread + 0.4 * 0.4)
+    assert seen.outside == pytest.approx(0.4)
+
+
+def test_smoothing_is_the_posterior_of_all_paths() -> None:
+    """Four places and outside of them: sum over all 5⁴ paths."""
+    rng = np.random.default_rng(0)
+    count, length = 4, 4
+    points = np.column_stack([np.arange(count), np.zeros(count)])
+    belief = HistogramFilter(WalkMotion(points, 0.8), place_matrix(np.eye(count)), lost=0.1, outside=0.3)
+    matrix = belief.motion.matrix(STEP)
+    seen = [likelihood(belief.place, rng.integers(0, count, 2), rng.uniform(0, 1, 2)) for _ in range(length)]
+    start = np.array([0.7 / count] * count + [0.3])
+    step = np.zeros((count + 1, count + 1))  # to, from
+    step[:count, :count] = 0.9 * matrix.toarray()
+    step[count, count] = 0.9
+    step[:count] += 0.1 * 0.7 / count
+    step[count] += 0.1 * 0.3
+    assert np.allclose(step.sum(axis=0), 1)
+    weights = np.array([[*each.inside, each.outside] for each in seen])
+    posterior = np.zeros((length, count + 1))
+    for path in np.ndindex(*(count + 1,) * length):
+        value = start[path[0]] * weights[0, path[0]]
+        for row in range(1, length):
+            value *= step[path[row], path[row - 1]] * weights[row, path[row]]
+        posterior[np.arange(length), path] += value
+    posterior /= posterior.sum(axis=1, keepdims=True)
+    images = [(matrix if row else None, each) for row, each in enumerate(seen)]
+    for row, estimate in enumerate(belief.smooth(images)):
+        assert np.allclose(belief.belief, posterior[row, :count])
+        assert estimate.outside == pytest.approx(posterior[row, count])
+
+
+def test_long_sequences_are_smoothed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    points = np.column_stack([np.arange(20.0), np.zeros(20)])
+    belief = HistogramFilter(WalkMotion(points, 1.0), place_matrix(np.eye(20)))
+    matrix = belief.motion.matrix(STEP)
+    seen = [likelihood(belief.place, np.array([row // 2]), rng.uniform(0.2, 0.9, 1)) for row in range(40)]
+    images = [(matrix if row else None, each) for row, each in enumerate(seen)]
+    whole = list(belief.smooth(images))
+    monkeypatch.setattr("kappaplace.maps.sequence.BLOCK", 8)
+    blocks = list(belief.smooth(images))
+    assert [each.frame for each in blocks] == [each.frame for each in whole]
+    assert np.allclose([each.outside for each in blocks], [each.outside for each in whole], atol=0.01)
+
+
+def test_a_walk_reaches_near_places_in_any_direction() -> None:
+    points = np.column_stack([10.0 * np.arange(6), np.zeros(6)])
+    matrix = WalkMotion(points, 5.0).matrix().toarray()
+    assert np.allclose(matrix.sum(axis=0), 1)
+    assert matrix[2, 3] > matrix[1, 3] == 0  # 20 m are more than three deviations
+    assert matrix[2, 3] == pytest.approx(matrix[4, 3])
+    assert nearby(points, 15.0, 10.0)[0, 1] == pytest.approx(np.exp(-0.5))
 
 
 def test_driving_out_of_the_map_is_noticed() -> None:
@@ -87,16 +161,6 @@ def test_steps_sum_to_one_inside_the_map() -> None:
     assert turned.sum() == 0
 
 
-def test_averages_find_the_line_among_noise() -> None:
-    rng = np.random.default_rng(0)
-    noise = rng.normal(0, 1, (60, COUNT))
-    noise[np.arange(60), np.arange(60) + 20] += 1.5
-    single, many = (average_scores(noise, length).argmax(axis=1) for length in (1, 10))
-    truth = np.arange(60) + 20
-    assert np.array_equal(single, noise.argmax(axis=1))
-    assert (np.abs(many - truth) <= 2)[10:].mean() > (np.abs(single - truth) <= 2)[10:].mean() + 0.2
-
-
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(KappaPlaceError):
         likelihood(PLACE, np.array([1, 2]), np.array([0.5]))
@@ -104,7 +168,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         likelihood(PLACE, np.array([1]), np.array([1.5]))
     with pytest.raises(KappaPlaceError):
         place_matrix(np.zeros((3, 3), bool))
-    with pytest.raises(KappaPlaceError):
-        average_scores(np.zeros((3, 3)), 0)
+    with pytest.raises(KappaPlaceError, match="above 0 metres"):
+        WalkMotion(np.zeros((3, 2)), 0.0)
     with pytest.raises(KappaPlaceError):
         HistogramFilter(RouteMotion(5), PLACE)

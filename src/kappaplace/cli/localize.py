@@ -6,20 +6,22 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from kappaplace.checks import within
 from kappaplace.cli.options import MapEncoder, MapFolder
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import check_target
-from kappaplace.maps import LocalizeOptions, OnError
+from kappaplace.maps import LocalizeOptions, OnError, SequenceOptions
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
-    from kappaplace.data import Circle
+    from kappaplace.data import Circle, SequenceImage, Source
     from kappaplace.maps import Localization, Match, PlaceMap
 
 BAR = 6
@@ -39,11 +41,38 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
+class QueryInput(SequenceOptions):
+    """Options for reading the images."""
+
+    on_error: Annotated[
+        OnError, Help("What to do with an unreadable image: report and skip it, or stop.")
+    ] = "skip"
+    sequence: Annotated[
+        bool,
+        Help(
+            "Localize the images together, as those of one camera in this order. IMAGE is then a folder, a "
+            "video, a ROS bag, the number of a camera, or the URL of a stream.",
+            ("--sequence",),
+        ),
+    ] = False
+    every: Annotated[float, Help("Seconds between two images of a video, a bag or a stream.")] = 1.0
+    image_topic: Annotated[str, Help("Image topic of a bag. Default: the only one.")] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self.every, "--every", 0, 86_400)
+
+
+@dataclass(frozen=True)
 class AnswerOutput:
     """Options for printing answers and writing them to files."""
 
     csv: Annotated[Path | None, Help("CSV file to write, one row per match. Run again to resume.")] = None
     html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
+    out: Annotated[
+        Path | None,
+        Help("File of positions to write: .mcap (ROS 2 messages, NavSatFix or PoseWithCovarianceStamped)."),
+    ] = None
     verbose: Annotated[
         bool, Help("Show κ and uncertainty of every match, and the times.", ("--verbose",))
     ] = False
@@ -52,7 +81,7 @@ class AnswerOutput:
 
 def localize(
     place_map: MapFolder,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files, or folders of them.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="Image files, or folders of them.")],
     options: LocalizeOptions,
     area: Annotated[
         str,
@@ -62,10 +91,8 @@ def localize(
             help="Search only this circle: LAT,LON,RADIUS (degrees, metres) or X,Y,RADIUS (metres).",
         ),
     ] = "",
-    on_error: Annotated[
-        OnError, typer.Option(help="What to do with an unreadable image: report and skip it, or stop.")
-    ] = "skip",
     *,
+    queries: QueryInput,
     output: AnswerOutput,
     search: SearchOptions,
     encoder: MapEncoder,
@@ -79,43 +106,56 @@ def localize(
         kappaplace localize town.map drive/ --csv answers.csv --html answers.html
 
         kappaplace localize town.map query.jpg --area 37.7695,-122.4252,100 -k 5 --json
+
+        kappaplace localize town.map --sequence walk.mp4 --every 0.5 --out poses.mcap
     """
-    from kappaplace.maps import AnswerFile
+    from kappaplace.maps import AnswerFile, write_mcap
     from kappaplace.progress import track
     from kappaplace.retrieval import EngineOptions
 
-    for file in (output.csv, output.html):
+    for file in (output.csv, output.html, output.out):
         if file is not None:
             check_target(file)
+    if output.out is not None and output.out.suffix.lower() != ".mcap":
+        raise KappaPlaceError(f"--out must be a .mcap file, got {output.out}.")
     engine_options = EngineOptions(uri=search.uri or None, collection=search.collection)
     opened = encoder.open(place_map, search.engine, engine_options)
     csv = output.csv
     options = replace(options, area=_area(area, opened.manifest.frame))
-    files = _files(images)
+    files = images if queries.sequence else _files(images)
     calibration = opened.calibration or opened.borrowed
     table = None if csv is None else AnswerFile(csv, "" if calibration is None else calibration.fingerprint)
+    if queries.sequence and table is not None and table.answered:
+        raise KappaPlaceError(
+            f"A sequence cannot resume, and {csv} has answers. Choose another name, or remove it."
+        )
     todo = files if table is None else [file for file in files if file not in table.answered]
     if len(todo) < len(files):
         done = len(files) - len(todo)
         typer.echo(f"{csv} has answers for {done:,} images; {len(todo):,} remain.", err=True)
     answers: list[Localization] = []
+    times: list[float] = []
     problems: list[str] = []
-    show_matches = output.verbose or len(files) == 1
-    with track("Localizing", len(todo)) as bar:
-        for part in _answers(opened, todo, options, encoder.batch_size, on_error, problems):
-            answers += part
+    show_matches = output.verbose or (len(files) == 1 and not queries.sequence)
+    read = sequence_answers if queries.sequence else _answers
+    with track("Localizing", 0 if queries.sequence else len(todo)) as bar:
+        for part in read(opened, todo, options, queries, encoder.batch_size, problems):
+            answers += part.answers
+            times += part.times
             if table is not None:
-                table.add(part)
+                table.add(part.answers)
             if output.as_json:
-                typer.echo("\n".join(json.dumps(answer.to_dict()) for answer in part))
+                typer.echo("\n".join(json.dumps(answer.to_dict()) for answer in part.answers))
             else:
-                _show(part, show_matches, output.verbose)
-            bar.advance(len(part))
+                _show(part.answers, show_matches, output.verbose)
+            bar.advance(len(part.answers))
     if output.html is not None:
         from kappaplace.reports import write_answers
 
         write_answers(opened, answers, output.html)
-    if problems and len(problems) == len(files):
+    if output.out is not None:
+        write_mcap(answers, times, output.out, opened.manifest.radius)
+    if problems and not answers:
         raise KappaPlaceError(problems[0])
     for problem in problems:
         typer.secho(f"Skipped: {problem}", fg="yellow", err=True)
@@ -123,28 +163,90 @@ def localize(
         _show_end(answers, opened.references.engine.why if output.verbose else "", len(problems))
 
 
+class Part(NamedTuple):
+    """Answers that are ready."""
+
+    answers: list[Localization]
+    times: list[float]
+    """Time of each image in seconds; NaN if unknown."""
+
+
 def _answers(
     opened: PlaceMap,
     files: Sequence[str],
     options: LocalizeOptions,
+    queries: QueryInput,
     batch_size: int,
-    on_error: OnError,
     problems: list[str],
-) -> Iterator[list[Localization]]:
+) -> Iterator[Part]:
     """Yield the answers of one batch at a time; unreadable images are skipped and added to ``problems``."""
     arguments = asdict(options)
     for start in range(0, len(files), batch_size):
         part = list(files[start : start + batch_size])
         try:
-            yield opened.localize(part, batch_size=batch_size, **arguments)
+            answers = opened.localize(part, batch_size=batch_size, **arguments)
         except KappaPlaceError:
-            if on_error == "stop":
+            if queries.on_error == "stop":
                 raise
             readable = _readable(opened, part, problems)
             if len(readable) == len(part):  # every image can be read: the error has another cause
                 raise
-            if readable:
-                yield opened.localize(readable, batch_size=batch_size, **arguments)
+            answers = opened.localize(readable, batch_size=batch_size, **arguments) if readable else []
+        yield Part(answers, [math.nan] * len(answers))
+
+
+def sequence_answers(
+    opened: PlaceMap,
+    sources: Sequence[str],
+    options: LocalizeOptions,
+    queries: QueryInput,
+    batch_size: int,
+    problems: list[str],
+) -> Iterator[Part]:
+    """Yield the answers of a sequence; those of a stream one by one, until it ends or until Ctrl-C."""
+    from kappaplace.data import is_stream, sequence_images
+
+    def frames() -> Iterator[SequenceImage]:
+        return sequence_images(sources, queries.every, queries.image_topic)
+
+    if not is_stream(sources[0]):
+        try:
+            yield _fused(opened, frames(), options, queries, batch_size)
+            return
+        except KappaPlaceError:
+            files = [frame for frame in frames() if isinstance(frame.image, str)]
+            readable = set(_readable(opened, [str(frame.image) for frame in files], problems))
+            if queries.on_error == "stop" or len(readable) == len(files):
+                raise
+        if readable:
+            kept = iter([frame for frame in files if frame.image in readable])
+            yield _fused(opened, kept, options, queries, batch_size)
+        return
+    follower = opened.follow(queries.step)
+    with suppress(KeyboardInterrupt):
+        for frame in frames():
+            answers = opened.localize_sequence([frame.image], options, follower=follower)
+            yield Part([replace(answers[0], query=frame.name)], [frame.time])
+
+
+def _fused(
+    opened: PlaceMap,
+    frames: Iterator[SequenceImage],
+    options: LocalizeOptions,
+    queries: QueryInput,
+    batch_size: int,
+) -> Part:
+    """Return the answers of a whole sequence."""
+    names, times = [], []
+
+    def images() -> Iterator[Source]:
+        for frame in frames:
+            names.append(frame.name)
+            times.append(frame.time)
+            yield frame.image
+
+    answers = opened.localize_sequence(images(), options, queries, batch_size=batch_size)
+    return Part([replace(answer, query=name) for answer, name in zip(answers, names, strict=True)], times)
 
 
 def _readable(opened: PlaceMap, files: Sequence[str], problems: list[str]) -> list[str]:
@@ -159,12 +261,12 @@ def _readable(opened: PlaceMap, files: Sequence[str], problems: list[str]) -> li
     return readable
 
 
-def _files(images: list[Path]) -> list[str]:
+def _files(images: Sequence[str]) -> list[str]:
     """Return the image files; a folder contributes all images below it."""
     from kappaplace.data import images_or_error
 
     files: list[str] = []
-    for image in images:
+    for image in map(Path, images):
         files += [str(image / path) for path in images_or_error(image)] if image.is_dir() else [str(image)]
     return files
 

@@ -404,7 +404,7 @@ def decide_answer(
         return DecidedAnswer(answer, max_risk, answer.guaranteed)
     top = rule.decide(uncertainty=[answer.uncertainty], probability=[answer.probability])[0].value
     note = f"Decided for a risk of {percent(max_risk)}. This is an estimate, not a guarantee."
-    matches = _decided_matches(answer, match_rule(own, max_risk), top, radius)
+    matches = decided_matches(answer, match_rule(own, max_risk), top, radius)
     pose = fused_pose(matches, radius)
     notes = (*answer.notes, note)
     decided_answer = replace(answer, decision=top, matches=matches, notes=notes, guaranteed=False)
@@ -417,7 +417,18 @@ def match_rule(own: DecisionRule | None, max_risk: float) -> DecisionRule:
     return rule_by_probability(max_risk, reject if reject is not None and reject < 1 - max_risk else None)
 
 
-def _decided_matches(answer: Localization, rule: DecisionRule, top: str, radius: float) -> tuple[Match, ...]:
+def decided_matches(answer: Localization, rule: DecisionRule, top: str, radius: float) -> tuple[Match, ...]:
+    """Decide the matches of an answer.
+
+    Args:
+        answer: The answer.
+        rule: Thresholds on the probability of a match.
+        top: Decision on the best match; no other is better.
+        radius: Distance in metres within which two images show the same place.
+
+    Returns:
+        The matches with their decisions.
+    """
     best, others = answer.matches[0], answer.matches[1:]
     if any(match.probability is None for match in answer.matches):  # only best matches were labelled
         return (replace(best, decision=top), *(replace(match, decision=None) for match in others))

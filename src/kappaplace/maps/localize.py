@@ -286,22 +286,20 @@ def _answers(
         reason = judgment.reasons[row] if judgment.reasons else ""
         valid = judgment.probability is not None and not reason
         inside = None if judgment.inside is None or reason else float(judgment.inside[row])
-        answer = (
-            Localization(
-                query=name,
-                kappa=kappas[row],
-                uncertainty=float(judgment.uncertainty[row]),
-                probability=probabilities[row][0] if valid else None,
-                inside=inside,
-                decision=None if judgment.decision is None else judgment.decision[row],
-                in_map=None if inside is None else inside >= SAME_PLACE,
-                pose=None,
-                matches=matches[row],
-                signals={key: float(values[row]) for key, values in signals.items()},
-                notes=(UNLIKE.format(reason=reason),) if reason else (),
-                guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
-                frame=store.manifest.frame,
-            )
+        answer = Localization(
+            query=name,
+            kappa=kappas[row],
+            uncertainty=float(judgment.uncertainty[row]),
+            probability=probabilities[row][0] if valid else None,
+            inside=inside,
+            decision=None if judgment.decision is None else judgment.decision[row],
+            in_map=None if inside is None else inside >= SAME_PLACE,
+            pose=None,
+            matches=matches[row],
+            signals={key: float(values[row]) for key, values in signals.items()},
+            notes=(UNLIKE.format(reason=reason),) if reason else (),
+            guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
+            frame=store.manifest.frame,
         )
         answers.append(with_pose(answer, fused_pose(matches[row], radius)))
     return answers

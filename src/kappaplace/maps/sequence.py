@@ -31,7 +31,7 @@ from kappaplace.errors import KappaPlaceError
 
 MOST = 0.999
 """Largest probability that is assumed for a single image."""
-RECALL = 0.8
+RECALL = 0.6
 """Fraction of images on the map whose best match is correct."""
 BLOCK = 64
 """Number of images that are smoothed at once; each sees this many later ones, too."""
@@ -227,7 +227,7 @@ def likelihood(
         )
     most = min(max(float(weights.max()), 1 - MOST), MOST)
     rows = place[matches]
-    peaks = np.maximum(np.asarray(rows.max(axis=1).todense()).ravel(), np.finfo(float).tiny)
+    peaks = np.maximum(np.asarray(rows.max(axis=1).toarray()).ravel(), np.finfo(float).tiny)
     spread = np.asarray(rows.T @ (weights / peaks / max(float(weights.sum()), np.finfo(float).tiny)))
     return Likelihood(RECALL * most * np.minimum(spread, 1.0) + (1 - RECALL) * (1 - most), 1 - most)
 
@@ -398,8 +398,8 @@ def nearby(positions: Floats, reach: float, deviation: float) -> csr_matrix:
     tree = cKDTree(positions)
     if (pairs := int(tree.count_neighbors(tree, reach))) > MOST_PAIRS:
         raise KappaPlaceError(
-            f"{pairs:,} pairs of places are at most {reach:g} m apart, which is too many for a sequence. Search "
-            "an area."
+            f"{pairs:,} pairs of places are at most {reach:g} m apart, which is too many for a sequence. "
+            "Pass a smaller --step."
         )
     found = tree.sparse_distance_matrix(tree, reach, output_type="ndarray")
     values = np.maximum(np.exp(-0.5 * (found["v"] / deviation) ** 2), np.finfo(np.float32).tiny)
