@@ -69,11 +69,14 @@ class Result(NamedTuple):
 class WeighedByKappa(Follower):
     """Uncertain images count less."""
 
-    def _likelihood(self, answer: Localization) -> Likelihood:
+    def _likelihood(self, answer: Localization) -> Likelihood | None:
         seen = super()._likelihood(answer)
+        if seen is None:
+            return None
         usual = np.median(self.store.gather("kappa", np.arange(len(self.store))))
         weight = min(1.0, answer.kappa / usual)
-        return Likelihood(seen.inside**weight, seen.outside**weight)
+        at_match = (seen.matched + seen.missed) ** weight - seen.missed**weight
+        return Likelihood(at_match, seen.missed**weight, seen.outside**weight)
 
 
 def routes(data: Path, name: str, maps: Path) -> dict[str, tuple[Route, Route]]:

@@ -33,9 +33,6 @@ from kappaplace.maps.sequence import (
 from kappaplace.maps.store import MapStore
 from kappaplace.vmf import resultant
 
-OUTSIDE, PLACES = 0.1, 100
-"""Probability of starting outside a map of at most this many places. It is lower for larger maps, of which a
-single place is less probable: entering a map then takes as many images, whatever its size."""
 WINDOW = 5
 """Number of images before and after an image that confirm its place."""
 STEPS = 1.5
@@ -85,10 +82,7 @@ class Follower:
         self._starts = np.concatenate([[0], np.cumsum(counts).astype(np.int64)])
         place = place_matrix(nearby(self.centers, self.radius, self.radius / 2))
         self._motion: tuple[float, csr_matrix] = (math.nan, place)
-        odds = OUTSIDE / (1 - OUTSIDE) * min(1.0, PLACES * float(place.max(axis=1).toarray().mean()) ** -1 / len(counts))
-        self.filter = HistogramFilter(
-            WalkMotion(self.centers, self.radius), place, outside=odds / (1 + odds)
-        )
+        self.filter = HistogramFilter(WalkMotion(self.centers, self.radius), place)
         self._gaps: list[float] = []
         self._last: tuple[Floats, float] | None = None
         self._support: list[float] = []
@@ -106,7 +100,7 @@ class Follower:
         if self._last is not None:
             self.filter.advance(self._matrix())
         self._note_gap(answer)
-        self.filter.weigh(*self._likelihood(answer))
+        self.filter.weigh(self._likelihood(answer))
         estimate = self.filter.estimate
         best, confirmed = self._confirm(answer, estimate)
         self._support = [*self._support, confirmed][-WINDOW - 1 :]
@@ -133,7 +127,9 @@ class Follower:
             for row, answer in enumerate(answers)
         ]
 
-    def _images(self, answers: Sequence[Localization]) -> Iterator[tuple[csr_matrix | None, Likelihood]]:
+    def _images(
+        self, answers: Sequence[Localization]
+    ) -> Iterator[tuple[csr_matrix | None, Likelihood | None]]:
         for row, answer in enumerate(answers):
             yield self._matrix() if row else None, self._likelihood(answer)
 
@@ -159,12 +155,12 @@ class Follower:
             self._motion = (meters, WalkMotion(self.centers, meters).matrix())
         return self._motion[1]
 
-    def _likelihood(self, answer: Localization) -> Likelihood:
+    def _likelihood(self, answer: Localization) -> Likelihood | None:
         references, probabilities = _probable(answer)
         states = self.state[references]
         usable = states >= 0
         if answer.probability is None or not usable.any():
-            return Likelihood(np.ones(len(self.centers)), 1.0)
+            return None
         return likelihood(self.filter.place, states[usable], probabilities[usable])
 
     def _confirm(self, answer: Localization, estimate: Estimate) -> tuple[int, float]:

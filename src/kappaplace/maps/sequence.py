@@ -3,13 +3,14 @@
 A belief is a probability for each place of the map, and one for being outside of it. A step moves it, an
 image weighs it. An image whose best match is correct with probability p has the likelihoods
 
-    L_i = r·p·w_i + (1 − r)·(1 − p)   at place i,      L = 1 − p   outside the map,
+    r·p·w_i + (1 − r)·(1 − p)·m   at place i,      (1 − p)·m   outside the map,
 
 where w_i is the weight of the matches at place i, at most 1, and r the fraction of images on the map whose
-best match is correct (`RECALL`). So p = 0.5 is evidence neither for nor against being on the map, and many
-images that match one place with low probabilities are evidence against it: look-alikes persist from image to
-image, so their number must not count. In every step a fraction of the belief (``lost``) is spread over the
-whole map, so that a few good images correct a false belief.
+best match is correct (`RECALL`). m is the largest belief in one place before the image, of all belief inside
+the map: a match at an expected place says nothing if many places are expected. So p = 0.5 is evidence neither
+for nor against being on the map, and many images that match one place with low probabilities are evidence
+against it: look-alikes persist from image to image, so their number must not count. In every step a fraction
+of the belief (``lost``) is spread over the whole map, so that a few good images correct a false belief.
 
 `WalkMotion`, `PoseMotion` and `RouteMotion` predict the next place as a sparse matrix over the map, from
 distances, from odometry or from the order of frames.
@@ -78,6 +79,7 @@ class HistogramFilter:
                 f"lost and outside must be at least 0 and below 1, got {lost:g} and {outside:g}."
             )
         self.motion, self.place, self.lost, self.outside_share = motion, place, lost, outside
+        self._around = csr_matrix((place > 0).astype(np.float64))
         self.reset()
 
     def reset(self) -> None:
@@ -111,12 +113,24 @@ class HistogramFilter:
             indices: Matches of the image as frames of the map, K.
             probabilities: Probability that each match is correct, K.
         """
-        self.weigh(*likelihood(self.place, indices, probabilities))
+        self.weigh(likelihood(self.place, indices, probabilities))
 
-    def weigh(self, inside: Floats, outside: float) -> None:
-        """Apply likelihoods of an image: at every frame of the map, N, and outside of it."""
+    def weigh(self, seen: Likelihood | None) -> tuple[Floats, float]:
+        """Apply the likelihood of an image; None changes nothing.
+
+        Args:
+            seen: The likelihood.
+
+        Returns:
+            The factors of the belief at every frame, N, and outside the map.
+        """
+        if seen is None:
+            return np.ones(len(self.belief)), 1.0
+        expected = float(self.place_sums.max()) / max(float(self.belief.sum()), np.finfo(float).tiny)
+        inside, outside = seen.matched + seen.missed * expected, seen.outside * expected
         self.belief, self.outside = self.belief * inside, self.outside * outside
         self._normalize()
+        return inside, outside
 
     @property
     def estimate(self) -> Estimate:
@@ -128,17 +142,17 @@ class HistogramFilter:
     @property
     def place_sums(self) -> NDArray[np.float64]:
         """Probability of the place around each frame, N."""
-        return np.asarray((self.place > 0).astype(np.float64) @ self.belief)
+        return np.asarray(self._around @ self.belief)
 
     def _peak(self, best: int) -> int:
         members = self.place[best].indices
         return int(members[np.argmax(self.belief[members])]) if len(members) else best
 
-    def smooth(self, images: Iterable[tuple[csr_matrix | None, Likelihood]]) -> Iterator[Estimate]:
+    def smooth(self, images: Iterable[tuple[csr_matrix | None, Likelihood | None]]) -> Iterator[Estimate]:
         """Estimate the place of each image from the images before and after it (forward–backward).
 
         Args:
-            images: Motion matrix from the previous image (None for the first), and likelihoods of the image.
+            images: Motion matrix from the previous image (None for the first), and likelihood of the image.
 
         Yields:
             One estimate per image, in order. Each is based on at least `BLOCK` later images, if there are as
@@ -149,8 +163,7 @@ class HistogramFilter:
         for matrix, seen in images:
             if matrix is not None:
                 self.advance(matrix)
-            self.weigh(*seen)
-            window.append(_Step(matrix, seen, self.belief, self.outside))
+            window.append(_Step(matrix, self.weigh(seen), self.belief, self.outside))
             if len(window) == 2 * BLOCK:
                 yield from self._backward(window, BLOCK)
                 self.belief, self.outside = window[-1].belief, window[-1].outside
@@ -165,7 +178,7 @@ class HistogramFilter:
             messages.append((later, outside))
             if step.matrix is None:
                 break
-            later, outside = later * step.seen.inside, outside * step.seen.outside
+            later, outside = later * step.factors[0], outside * step.factors[1]
             spread = self.lost * ((1 - self.outside_share) * later.mean() + self.outside_share * outside)
             leaving = 1 - np.asarray(step.matrix.sum(axis=0)).ravel()
             moved = step.matrix.T @ later + np.maximum(leaving, 0.0) * outside
@@ -183,19 +196,21 @@ class HistogramFilter:
 
 
 class Likelihood(NamedTuple):
-    """Likelihoods of an image, up to a common factor."""
+    """Likelihood of an image, up to a common factor, in the terms of the module description."""
 
-    inside: Floats
-    """At every frame of the map, N."""
+    matched: Floats
+    """r·p·w_i at every frame of the map, N."""
+    missed: float
+    """(1 − r)·(1 − p)."""
     outside: float
-    """Outside the map."""
+    """1 − p."""
 
 
 class _Step(NamedTuple):
     """An image of a sequence, and the belief after it."""
 
     matrix: csr_matrix | None
-    seen: Likelihood
+    factors: tuple[Floats, float]
     belief: Floats
     outside: float
 
@@ -203,7 +218,7 @@ class _Step(NamedTuple):
 def likelihood(
     place: csr_matrix, indices: NDArray[np.integer], probabilities: NDArray[np.floating]
 ) -> Likelihood:
-    """Return the likelihoods of an image on the map and outside of it.
+    """Return the likelihood of an image on the map and outside of it.
 
     Args:
         place: Which frames show the same place, N×N (`place_matrix`).
@@ -211,7 +226,7 @@ def likelihood(
         probabilities: Probability that each match is correct, K; the largest is that of the best match.
 
     Returns:
-        The likelihoods of the module description.
+        The terms of the module description.
 
     Raises:
         KappaPlaceError: If the shapes differ or a probability is out of range.
@@ -229,7 +244,7 @@ def likelihood(
     rows = place[matches]
     peaks = np.maximum(np.asarray(rows.max(axis=1).toarray()).ravel(), np.finfo(float).tiny)
     spread = np.asarray(rows.T @ (weights / peaks / max(float(weights.sum()), np.finfo(float).tiny)))
-    return Likelihood(RECALL * most * np.minimum(spread, 1.0) + (1 - RECALL) * (1 - most), 1 - most)
+    return Likelihood(RECALL * most * np.minimum(spread, 1.0), (1 - RECALL) * (1 - most), 1 - most)
 
 
 def place_matrix(near: NDArray[np.bool_] | NDArray[np.floating] | csr_matrix) -> csr_matrix:

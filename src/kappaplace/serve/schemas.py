@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from kappaplace.maps import LocalizeOptions, Order, area_of
 from kappaplace.types import Json
@@ -22,6 +22,16 @@ Area = Annotated[
     Field(min_length=3, max_length=3, description="x, y and radius in metres of the map's frame."),
 ]
 MapName = Annotated[str, Field(description="Name of the map. Default: the first one.")]
+Session = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Id of a sequence, chosen by the client. Images with the same id are frames of one camera, in "
+        "the order of the requests; each answer is fused with the earlier ones, and no risk is guaranteed. A "
+        "sequence starts again after ten minutes without images, and when the map changes.",
+        examples=["bus-7f3a"],
+    ),
+]
 _IMAGE = "JPEG, PNG or WebP file (HEIC if the operator allows it) as base64 or as a data: URL."
 
 
@@ -54,7 +64,14 @@ class Options(Body):
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
+    session: Session | None = None
     map: MapName | None = None
+
+    @model_validator(mode="after")
+    def _one_risk(self) -> Options:
+        if self.session is not None and self.max_risk is not None:
+            raise ValueError("max_risk cannot be used with session, whose risk is that of the calibration")
+        return self
 
     def localize_options(self) -> LocalizeOptions:
         """Return the options for the map."""

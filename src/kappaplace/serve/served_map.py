@@ -41,6 +41,7 @@ from kappaplace.serve.batching import Batcher
 from kappaplace.serve.decoders import Decoded, Decoders
 from kappaplace.serve.protect import ApiError, busy
 from kappaplace.serve.schemas import ErrorOut, Options, Placed
+from kappaplace.serve.sessions import Sessions
 from kappaplace.serve.settings import Settings
 from kappaplace.types import Embeddings, Json
 
@@ -101,6 +102,7 @@ class ServedMap:
             room=settings.queue,
             report=report,
         )
+        self._sessions = Sessions(place_map)
         self.ready, self.failure = False, ""
         # One append at a time, and not in the decoder threads, which queries need.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="append")
@@ -188,6 +190,18 @@ class ServedMap:
                 request = jobs[row].options
                 max_risk = None if request is None else request.max_risk
                 answers[row] = Answer(embeddings.take(row), self._decide(localization, max_risk), version)
+        return self._fused(jobs, answers)
+
+    def _fused(self, jobs: Sequence[Job], answers: list[Answer]) -> list[Answer]:
+        """Fuse the answers of sessions. States first: a failing batch is repeated, and must not count twice."""
+        names = {row: job.options.session for row, job in enumerate(jobs) if job.options is not None}
+        followers = {row: self._sessions.of(name) for row, name in names.items() if name is not None}
+        for row, follower in followers.items():
+            embedding, decided, version = answers[row]
+            assert decided is not None  # every job with options is decided
+            fused = follower.add(decided.answer, embedding.descriptor)
+            risk = 1 - follower.rule.accept_at
+            answers[row] = Answer(embedding, DecidedAnswer(fused, risk, False), version)
         return answers
 
     def _embed(self, images: list[Image.Image], patches: bool) -> Embeddings:
