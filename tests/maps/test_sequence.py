@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.data.poses import between
@@ -162,6 +162,7 @@ def test_driving_out_of_the_map_is_noticed() -> None:
     assert belief.estimate.outside > before + 0.5
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, COUNT - 1), st.floats(0, 1)), min_size=1, max_size=12))
 def test_belief_stays_a_distribution(seen: list[tuple[int, float]]) -> None:
     belief = HistogramFilter(RouteMotion(COUNT), PLACE)

@@ -116,6 +116,10 @@ def localize(
     for file in (output.csv, output.html, output.out):
         if file is not None:
             check_target(file)
+    if queries.sequence and output.csv is not None and output.csv.exists():
+        raise KappaPlaceError(
+            f"A sequence cannot resume, and {output.csv} exists. Choose another name, or remove it."
+        )
     if output.out is not None and output.out.suffix.lower() != ".mcap":
         raise KappaPlaceError(f"--out must be a .mcap file, got {output.out}.")
     engine_options = EngineOptions(uri=search.uri or None, collection=search.collection)
@@ -125,10 +129,6 @@ def localize(
     files = images if queries.sequence else _files(images)
     calibration = opened.calibration or opened.borrowed
     table = None if csv is None else AnswerFile(csv, "" if calibration is None else calibration.fingerprint)
-    if queries.sequence and table is not None and table.answered:
-        raise KappaPlaceError(
-            f"A sequence cannot resume, and {csv} has answers. Choose another name, or remove it."
-        )
     todo = files if table is None else [file for file in files if file not in table.answered]
     if len(todo) < len(files):
         done = len(files) - len(todo)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kappaplace.maps.geotags import TagMatch as TagMatch
     from kappaplace.maps.geotags import geotag as geotag
     from kappaplace.maps.localize import rerank_of as rerank_of
+    from kappaplace.maps.messages import TOPICS as TOPICS
     from kappaplace.maps.messages import Stamped as Stamped
     from kappaplace.maps.messages import reason_of as reason_of
     from kappaplace.maps.messages import ros_messages as ros_messages

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.spatial import cKDTree
 
-from kappaplace.checks import Floats, Rows
+from kappaplace.checks import Floats
 from kappaplace.data.poses import Poses, as_planar, check_poses, compose, pose_positions
 from kappaplace.errors import KappaPlaceError
 
