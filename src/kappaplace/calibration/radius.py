@@ -4,7 +4,8 @@ The error of place recognition has two modes. A correct or nearly correct match 
 are anywhere on the map, so no single radius describes both. Therefore:
 
 1. On one half of the queries, a logistic curve estimates the probability that an answer of this uncertainty
-   is near (at most ``limit`` metres off). Answers below the level get no radius: their error is unknown.
+   is near (at most ``limit`` metres off). If it is far off more than half as often as the level allows, its
+   error is unknown: a radius of both modes would be that of the map.
 2. The other answers are divided into at most four groups of similar difficulty. The radius of a group is the
    conformal quantile of the errors of the other half of the queries: the ⌈(n + 1)·level⌉-th smallest of n.
 
@@ -182,7 +183,7 @@ def fit_radius(
         return None
     near = _near_curve(uncertainty[0], is_near[0])
     first = np.sort(uncertainty[0])
-    probable = first[near.probability(first) >= level]
+    probable = first[near.probability(first) >= (1 + level) / 2]
     count = 0 if not len(probable) else int((uncertainty[1] <= probable[-1]).sum())
     groups = min(max(count // EACH, 1), GROUPS)
     until = np.unique(np.quantile(probable, np.arange(1, groups + 1) / groups)) if count else np.zeros(0)

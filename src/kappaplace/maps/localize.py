@@ -26,9 +26,11 @@ from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.radius import RadiusModel
 from kappaplace.calibration.sources import shipped_note
 from kappaplace.checks import percent
-from kappaplace.data.geodesy import unproject
+from kappaplace.data.geodesy import circle_in_frame, unproject
+from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization, Match, fused_pose, with_pose
+from kappaplace.maps.directions import CELL, direction_note
 from kappaplace.maps.options import LocalizeOptions
 from kappaplace.maps.references import MapReferences
 from kappaplace.maps.store import MapStore
@@ -121,7 +123,8 @@ def locate(
     Raises:
         KappaPlaceError: If the map is empty, or images or a calibration are needed but missing.
     """
-    k, area, outside_rate = options.k, options.area, options.outside_rate
+    k, outside_rate, frame = options.k, options.outside_rate, references.store.manifest.frame
+    area = None if options.area is None else circle_in_frame(options.area, frame)
     calibration, shipped, bank = calibrations.own, calibrations.shipped, calibrations.bank
     by_probability = options.order == "probability"
     count = _rerank_count(options.rerank, calibration or shipped, queries)
@@ -132,7 +135,7 @@ def locate(
     remarks = [*notes, *((PRIOR,) if area is not None and (calibration or shipped) else ())]
     if not pool.indices.shape[1]:
         kappas = zip(names, _kappas(queries), strict=True)
-        return [_no_match(name, kappa, remarks, references.store.manifest.frame) for name, kappa in kappas]
+        return [_no_match(name, kappa, remarks, frame) for name, kappa in kappas]
     evidence = None
     if count:
         try:
@@ -173,12 +176,22 @@ def locate(
         replace(
             answer,
             matches=_by_probability(answer.matches)[:k] if by_probability else answer.matches[:k],
-            notes=(*answer.notes, *remarks),
+            notes=(*answer.notes, *remarks, *_direction_notes(references, answer, options.heading, area)),
             seconds=dict(clock.seconds),
             calibration="" if calibration is None else calibration.fingerprint,
         )
         for answer in answers
     ]
+
+
+def _direction_notes(
+    references: MapReferences, answer: Localization, heading: float | None, area: Circle | None
+) -> list[str]:
+    """Return a note if the map has no image that looks in the direction of the query."""
+    if area is None and answer.pose is not None:
+        area = (answer.pose.x, answer.pose.y, CELL * references.store.manifest.radius)
+    note = "" if area is None or heading is None else direction_note(references, area, heading)
+    return [note] if note else []
 
 
 def _calibration_for(
