@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ def test_a_folder_is_read_in_natural_order(tmp_path: Path) -> None:
         Image.new("RGB", (4, 4)).save(tmp_path / name)
     frames = list(sequence_images([tmp_path]))
     assert [Path(frame.name).name for frame in frames] == ["frame2.png", "frame10.png"]
-    assert all(frame.image == frame.name and math.isnan(frame.time) for frame in frames)
+    assert all(frame.image == frame.name and frame.time is None for frame in frames)
     files = [str(tmp_path / "frame10.png"), str(tmp_path / "frame2.png")]
     assert [frame.name for frame in sequence_images(files)] == files
 
@@ -30,8 +29,9 @@ def test_a_video_is_sampled_by_time(tmp_path: Path) -> None:
     for number in range(25):
         writer.write(np.full((24, 32, 3), (0, 0, 10 * number), np.uint8))  # BGR
     writer.release()
-    frames = list(sequence_images([tmp_path / "walk.avi"], every=0.5))
-    assert [frame.time for frame in frames] == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0])
+    frames = list(sequence_images([tmp_path / "walk.avi"], every=0.5, start=1000.0))
+    assert [frame.time for frame in frames] == pytest.approx([1000.0, 1000.5, 1001.0, 1001.5, 1002.0])
+    assert {frame.time for frame in sequence_images([tmp_path / "walk.avi"])} == {None}
     assert frames[2].name == "walk.avi/0000010"
     red, _, blue = np.asarray(frames[2].image)[12, 16].tolist()
     assert abs(red - 100) < 12 > blue

@@ -44,11 +44,12 @@ def answer(place_map: PlaceMap, row: int, probability: float | None) -> Localiza
     """An answer with three matches: a place, its neighbor, and one 40 references away."""
     rows = [row, min(row + 1, COUNT - 1), (row + 40) % COUNT]
     store = place_map.store
+    shares = (1.0, 0.8, 0.2) if probability is not None else (None,) * 3
     matches = tuple(
-        Match(rank, store.name(each), *store.gather("poses", np.array([each]))[0].tolist(), similarity=0.9 - rank / 10,
-              kappa=50.0, uncertainty=0.1, probability=None if probability is None else probability * share,
+        Match(rank, store.name(each), *store.gather("poses", np.array([each]))[0].tolist(),
+              similarity=0.9 - rank / 10, kappa=50.0, uncertainty=0.1, probability=share and probability and probability * share,
               decision="doubtful", reference=each, image="")
-        for rank, (each, share) in enumerate(zip(rows, (1.0, 0.8, 0.2), strict=True), 1)
+        for rank, (each, share) in enumerate(zip(rows, shares, strict=True), 1)
     )  # fmt: skip
     return Localization("q", 50.0, 0.1, probability, 0.9, "doubtful", True, None, matches, {}, frame="local")
 
@@ -145,8 +146,8 @@ def test_what_a_sequence_needs(street: PlaceMap, tmp_path: Path) -> None:
         street.localize_sequence([])
     with pytest.raises(KappaPlaceError, match="step"):
         SequenceOptions(step=0.0)
+    street.calibrate_with(CALIBRATION, "made up")
     with pytest.raises(KappaPlaceError, match="empty"):
-        street.calibrate_with(CALIBRATION, "made up")
         street.localize_sequence([])
 
 

@@ -39,7 +39,8 @@ def read_back(file: Path) -> list[tuple[str, float, object]]:
 def test_poses_of_a_local_map(tmp_path: Path) -> None:
     file = tmp_path / "poses.mcap"
     answers = [answer(0), answer(1), answer(2, "doubtful"), answer(3, radius=12.0, radius_level=0.95)]
-    write_mcap(answers, [100.0, 100.5, 101.0, 101.5], file, 25.0)
+    answers = [replace(each, time=100 + row / 2) for row, each in enumerate(answers)]
+    write_mcap(answers, file, 25.0)
     read = read_back(file)
     poses = [(time, message) for kind, time, message in read if kind == POSE]
     assert [time for time, _ in poses] == pytest.approx([100.0, 100.5, 101.5])
@@ -65,7 +66,7 @@ def test_fixes_of_a_map_on_earth(tmp_path: Path) -> None:
     latitude, longitude = (float(value[0]) for value in unproject(np.array([[x, y]]), FRAME))
     turned = ((4.0, 1.0, 0.1), (1.0, 9.0, 0.2), (0.1, 0.2, 0.05))
     made = answer(1, frame=FRAME, latitude=latitude, longitude=longitude, covariance=turned)
-    write_mcap([made], [math.nan], tmp_path / "fix.mcap", 25.0)
+    write_mcap([made], tmp_path / "fix.mcap", 25.0)
     (fix,) = [message for kind, _, message in read_back(tmp_path / "fix.mcap") if kind == FIX]
     assert (fix.latitude, fix.longitude) == (latitude, longitude)
     assert np.reshape(fix.position_covariance, (3, 3))[:2, :2].tolist() == [[4.0, 1.0], [1.0, 9.0]]

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,11 +18,11 @@ from kappaplace.checks import within
 from kappaplace.cli.options import MapEncoder, MapFolder
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import check_target
-from kappaplace.maps import LocalizeOptions, OnError, SequenceOptions
+from kappaplace.maps import LocalizeOptions, OnError, SequenceOptions, area_of
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
-    from kappaplace.data import Circle, SequenceImage, Source
+    from kappaplace.data import SequenceImage, Source
     from kappaplace.maps import Localization, Match, PlaceMap
 
 BAR = 6
@@ -56,11 +57,20 @@ class QueryInput(SequenceOptions):
         ),
     ] = False
     every: Annotated[float, Help("Seconds between two images of a video, a bag or a stream.")] = 1.0
+    start: Annotated[
+        str, Help("Time of the first frame of a video, such as 2026-05-01T10:00:00+02:00. Default: unknown.")
+    ] = ""
     image_topic: Annotated[str, Help("Image topic of a bag. Default: the only one.")] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self.every, "--every", 0, 86_400)
+        try:
+            datetime.fromisoformat(self.start or "2026-05-01")
+        except ValueError:
+            raise KappaPlaceError(
+                f"--start must be a date and time such as 2026-05-01T10:00:00+02:00, got '{self.start}'."
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -68,11 +78,11 @@ class AnswerOutput:
     """Options for printing answers and writing them to files."""
 
     csv: Annotated[Path | None, Help("CSV file to write, one row per match. Run again to resume.")] = None
-    html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
     out: Annotated[
         Path | None,
-        Help("File of positions to write: .mcap (ROS 2 messages, NavSatFix or PoseWithCovarianceStamped)."),
+        Help("File of positions to write: .geojson, .gpx, .kml, .mcap (ROS 2), or .csv like --csv."),
     ] = None
+    html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
     verbose: Annotated[
         bool, Help("Show κ and uncertainty of every match, and the times.", ("--verbose",))
     ] = False
@@ -105,27 +115,30 @@ def localize(
 
         kappaplace localize town.map drive/ --csv answers.csv --html answers.html
 
-        kappaplace localize town.map query.jpg --area 37.7695,-122.4252,100 -k 5 --json
+        kappaplace localize town.map drive/ --out drive.gpx
 
-        kappaplace localize town.map --sequence walk.mp4 --every 0.5 --out poses.mcap
+        kappaplace localize town.map query.jpg --area 37.7695,-122.4252,100m -k 5 --json
+
+        kappaplace localize town.map --sequence walk.mp4 --every 0.5 --out walk.gpx
     """
-    from kappaplace.maps import AnswerFile, write_mcap
+    from kappaplace.maps import AnswerFile, check_positions_file, write_positions
     from kappaplace.progress import track
     from kappaplace.retrieval import EngineOptions
 
-    for file in (output.csv, output.html, output.out):
+    for file in (output.csv, output.out, output.html):
         if file is not None:
             check_target(file)
     if queries.sequence and output.csv is not None and output.csv.exists():
         raise KappaPlaceError(
             f"A sequence cannot resume, and {output.csv} exists. Choose another name, or remove it."
         )
-    if output.out is not None and output.out.suffix.lower() != ".mcap":
-        raise KappaPlaceError(f"--out must be a .mcap file, got {output.out}.")
     engine_options = EngineOptions(uri=search.uri or None, collection=search.collection)
     opened = encoder.open(place_map, search.engine, engine_options)
-    csv = output.csv
-    options = replace(options, area=_area(area, opened.manifest.frame))
+    csv, out = output.csv, output.out
+    if out is not None:
+        check_positions_file(out, opened.manifest.frame)
+        csv, out = (out, None) if csv is None and out.suffix.lower() == ".csv" else (csv, out)
+    options = replace(options, area=area_of(area) if area else None)
     files = images if queries.sequence else _files(images)
     calibration = opened.calibration or opened.borrowed
     table = None if csv is None else AnswerFile(csv, "" if calibration is None else calibration.fingerprint)
@@ -134,41 +147,31 @@ def localize(
         done = len(files) - len(todo)
         typer.echo(f"{csv} has answers for {done:,} images; {len(todo):,} remain.", err=True)
     answers: list[Localization] = []
-    times: list[float] = []
     problems: list[str] = []
     show_matches = output.verbose or (len(files) == 1 and not queries.sequence)
     read = sequence_answers if queries.sequence else _answers
     with track("Localizing", 0 if queries.sequence else len(todo)) as bar:
         for part in read(opened, todo, options, queries, encoder.batch_size, problems):
-            answers += part.answers
-            times += part.times
+            answers += part
             if table is not None:
-                table.add(part.answers)
+                table.add(part)
             if output.as_json:
-                typer.echo("\n".join(json.dumps(answer.to_dict()) for answer in part.answers))
+                typer.echo("\n".join(json.dumps(answer.to_dict()) for answer in part))
             else:
-                _show(part.answers, show_matches, output.verbose)
-            bar.advance(len(part.answers))
+                _show(part, show_matches, output.verbose)
+            bar.advance(len(part))
+    if out is not None:
+        write_positions(answers, out, opened.manifest.radius)
     if output.html is not None:
         from kappaplace.reports import write_answers
 
         write_answers(opened, answers, output.html)
-    if output.out is not None:
-        write_mcap(answers, times, output.out, opened.manifest.radius)
     if problems and not answers:
         raise KappaPlaceError(problems[0])
     for problem in problems:
         typer.secho(f"Skipped: {problem}", fg="yellow", err=True)
     if not output.as_json:
         _show_end(answers, opened.references.engine.why if output.verbose else "", len(problems))
-
-
-class Part(NamedTuple):
-    """Answers that are ready."""
-
-    answers: list[Localization]
-    times: list[float]
-    """Time of each image in seconds; NaN if unknown."""
 
 
 def _answers(
@@ -178,7 +181,7 @@ def _answers(
     queries: QueryInput,
     batch_size: int,
     problems: list[str],
-) -> Iterator[Part]:
+) -> Iterator[list[Localization]]:
     """Yield the answers of one batch at a time; unreadable images are skipped and added to ``problems``."""
     arguments = asdict(options)
     for start in range(0, len(files), batch_size):
@@ -192,7 +195,7 @@ def _answers(
             if len(readable) == len(part):  # every image can be read: the error has another cause
                 raise
             answers = opened.localize(readable, batch_size=batch_size, **arguments) if readable else []
-        yield Part(answers, [math.nan] * len(answers))
+        yield answers
 
 
 def sequence_answers(
@@ -202,12 +205,14 @@ def sequence_answers(
     queries: QueryInput,
     batch_size: int,
     problems: list[str],
-) -> Iterator[Part]:
+) -> Iterator[list[Localization]]:
     """Yield the answers of a sequence; those of a stream one by one, until it ends or until Ctrl-C."""
     from kappaplace.data import is_stream, sequence_images
 
+    start = None if not queries.start else datetime.fromisoformat(queries.start).timestamp()
+
     def frames() -> Iterator[SequenceImage]:
-        return sequence_images(sources, queries.every, queries.image_topic)
+        return sequence_images(sources, queries.every, queries.image_topic, start)
 
     if not is_stream(sources[0]):
         try:
@@ -226,7 +231,7 @@ def sequence_answers(
     with suppress(KeyboardInterrupt):
         for frame in frames():
             answers = opened.localize_sequence([frame.image], options, follower=follower)
-            yield Part([replace(answers[0], query=frame.name)], [frame.time])
+            yield [_named(answers[0], frame)]
 
 
 def _fused(
@@ -235,18 +240,21 @@ def _fused(
     options: LocalizeOptions,
     queries: QueryInput,
     batch_size: int,
-) -> Part:
+) -> list[Localization]:
     """Return the answers of a whole sequence."""
-    names, times = [], []
+    seen: list[SequenceImage] = []
 
     def images() -> Iterator[Source]:
         for frame in frames:
-            names.append(frame.name)
-            times.append(frame.time)
+            seen.append(frame._replace(image=""))  # the images are not kept
             yield frame.image
 
     answers = opened.localize_sequence(images(), options, queries, batch_size=batch_size)
-    return Part([replace(answer, query=name) for answer, name in zip(answers, names, strict=True)], times)
+    return [_named(*pair) for pair in zip(answers, seen, strict=True)]
+
+
+def _named(answer: Localization, frame: SequenceImage) -> Localization:
+    return replace(answer, query=frame.name, time=frame.time)
 
 
 def _readable(opened: PlaceMap, files: Sequence[str], problems: list[str]) -> list[str]:
@@ -269,23 +277,6 @@ def _files(images: Sequence[str]) -> list[str]:
     for image in map(Path, images):
         files += [str(image / path) for path in images_or_error(image)] if image.is_dir() else [str(image)]
     return files
-
-
-def _area(text: str, frame: str) -> Circle | None:
-    """Return a circle in the frame of the map, from metres or from degrees."""
-    if not text:
-        return None
-    try:
-        first, second, radius = (float(part) for part in text.split(","))
-    except ValueError:
-        raise KappaPlaceError(
-            f'--area must be three numbers, LAT,LON,RADIUS or X,Y,RADIUS, got "{text}".'
-        ) from None
-    if frame != "local" and abs(first) <= 90 and abs(second) <= 180:
-        from kappaplace.data import project_point
-
-        first, second = project_point(first, second, frame)
-    return first, second, radius
 
 
 def _show(answers: Sequence[Localization], matches: bool, verbose: bool) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kappaplace.maps.answer import write_pairs as write_pairs
     from kappaplace.maps.build import Report as Report
     from kappaplace.maps.build import add_images as add_images
+    from kappaplace.maps.directions import Directions as Directions
     from kappaplace.maps.embed import load_named_model as load_named_model
     from kappaplace.maps.embed import model_of as model_of
     from kappaplace.maps.embed import preprocessing_of as preprocessing_of
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from kappaplace.maps.options import SequenceOptions as SequenceOptions
     from kappaplace.maps.options import area_of as area_of
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
+    from kappaplace.maps.positions import check_positions_file as check_positions_file
+    from kappaplace.maps.positions import write_positions as write_positions
     from kappaplace.maps.sequence import HistogramFilter as HistogramFilter
     from kappaplace.maps.sequence import PoseMotion as PoseMotion
     from kappaplace.maps.sequence import RouteMotion as RouteMotion

@@ -118,11 +118,13 @@ class Localization:
     guaranteed: bool = False
     """Whether the risk of accepting this answer is guaranteed."""
     latitude: float | None = None
-    """Degrees north of the estimated position (WGS 84). None if there is no pose, or if the frame is local."""
+    """Degrees north of the estimated position (WGS 84); None without a pose, or in a local frame."""
     longitude: float | None = None
     """Degrees east of the estimated position (WGS 84)."""
     frame: str = ""
     """Frame of x and y: EPSG codes, or "local" for metres without a location on Earth."""
+    time: float | None = None
+    """Time of the image of a sequence in seconds since 1970; None if unknown."""
     radius: float | None = None
     """The true position is at most this many metres from the pose with probability ``radius_level``; None if
     no such radius is known."""
@@ -132,7 +134,8 @@ class Localization:
     """What the radius was calibrated on: "labels" (labelled queries), or "map" (the map's own images, which
     guarantees nothing). None without a calibrated radius."""
     covariance: tuple[tuple[float, float, float], ...] | None = None
-    """Covariance of east, north (metres) and heading (radians, clockwise) if the answer is not far off, 3×3."""
+    """Covariance of east, north (metres) and heading (radians, clockwise), 3×3, if the answer is not far
+    off."""
     far: float | None = None
     """Probability that the answer is far off, so that the covariance does not apply."""
 

@@ -235,8 +235,8 @@ def _coordinates(store: MapStore) -> tuple[Floats, float]:
         return positions, store.manifest.radius
     if near.kind != "frames":
         raise KappaPlaceError(
-            f"A sequence needs positions or frame numbers, and the map {store.folder} has none. Build it from "
-            "images with positions, or with --neighborhood frames:N."
+            f"A sequence needs positions or frame numbers, and the map {store.folder} has none. Build it "
+            "from images with positions, or with --neighborhood frames:N."
         )
     frames, routes = np.asarray(store.whole("routes").T[::-1], np.float64)
     return np.stack([frames, routes * APART], axis=1), max(near.value, 1.0)

@@ -74,14 +74,11 @@ def ros_messages(answer: Localization, time: float, types: Types, radius: float)
     return [*made, Stamped(kind, time, message)]
 
 
-def write_mcap(
-    answers: Sequence[Localization], times: Sequence[float], file: str | Path, radius: float
-) -> None:
+def write_mcap(answers: Sequence[Localization], file: str | Path, radius: float) -> None:
     """Write answers as an MCAP file of ROS 2 messages.
 
     Args:
-        answers: The answers.
-        times: Time of each image in seconds; without times, the images are a second apart.
+        answers: The answers. If a time is unknown, the images are a second apart.
         file: The .mcap file. An existing file is replaced.
         radius: Radius of a place of the map in metres.
 
@@ -92,7 +89,8 @@ def write_mcap(
         import_extra(f"rosbags.{name}", "Writing bags", "rosbag") for name in ("rosbag2", "typesys")
     )
     store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
-    stamps = [float(row) for row in range(len(answers))] if not np.isfinite(times).all() else times
+    times = [answer.time for answer in answers]
+    stamps = [float(row) if None in times else time or 0.0 for row, time in enumerate(times)]
     with tempfile.TemporaryDirectory() as folder:
         bag = Path(folder) / "bag"
         with rosbag2.Writer(bag, version=9, storage_plugin=rosbag2.StoragePlugin.MCAP) as writer:

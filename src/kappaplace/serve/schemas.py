@@ -19,16 +19,20 @@ Risk = Annotated[
 ]
 Area = Annotated[
     list[Meters],
-    Field(min_length=3, max_length=3, description="x, y and radius in metres of the map's frame."),
+    Field(
+        min_length=3,
+        max_length=3,
+        description="x, y and radius in metres of the map's frame, or latitude, longitude and radius.",
+    ),
 ]
 MapName = Annotated[str, Field(description="Name of the map. Default: the first one.")]
 Session = Annotated[
     str,
     Field(
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
-        description="Id of a sequence, chosen by the client. Images with the same id are frames of one camera, in "
-        "the order of the requests; each answer is fused with the earlier ones, and no risk is guaranteed. A "
-        "sequence starts again after ten minutes without images, and when the map changes.",
+        description="Id of a sequence, chosen by the client. Images with the same id are frames of one "
+        "camera, in the order of the requests; each answer is fused with the earlier ones, and no risk is "
+        "guaranteed. A sequence starts again after ten minutes without images, and when the map changes.",
         examples=["bus-7f3a"],
     ),
 ]
@@ -61,6 +65,13 @@ class Options(Body):
         le=1000,
         description="Number of top matches to re-rank by patch matching. Default: the number at calibration.",
     )
+    heading: float | None = Field(
+        None,
+        ge=0,
+        le=360,
+        description="Direction in which the image looks, in degrees clockwise from north, if it is known. A "
+        "note tells you if the map has no such image there.",
+    )
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
@@ -76,7 +87,7 @@ class Options(Body):
     def localize_options(self) -> LocalizeOptions:
         """Return the options for the map."""
         area = None if self.area is None else area_of(self.area)
-        return LocalizeOptions(self.k, area, self.order, rerank=self.rerank)
+        return LocalizeOptions(self.k, area, self.order, rerank=self.rerank, heading=self.heading)
 
 
 class LocalizeBody(Options):
@@ -99,10 +110,13 @@ class EmbedBody(Body):
 
 
 class Placed(Body):
-    """Position of an image to append. Without x and y, the GPS position of its EXIF data is used, if any."""
+    """Position of an image to append, in metres or in degrees. Default: the GPS position of its EXIF data, if
+    any."""
 
     x: Meters | None = Field(None, description="Metres east in the map's frame.")
     y: Meters | None = Field(None, description="Metres north in the map's frame.")
+    latitude: float | None = Field(None, ge=-90, le=90, description="Degrees north (WGS 84), instead of y.")
+    longitude: float | None = Field(None, ge=-360, le=360, description="Degrees east, instead of x.")
     heading: float | None = Field(None, ge=0, le=360, description="Degrees clockwise from north.")
     time: float | None = Field(None, description="Seconds since 1970.")
 
@@ -175,6 +189,8 @@ class LocalizationOut(Out):
     """Degrees east of the estimated position (WGS 84)."""
     frame: str
     """Frame of x and y: EPSG codes, or local."""
+    time: float | None = None
+    """Time of the image of a sequence in seconds since 1970; null over HTTP."""
     radius: float | None
     """The true position is within this many metres of the pose with probability `radius_level`; null if no
     such radius is known."""
