@@ -43,7 +43,7 @@ def write_photos(folder: Path, *, size: int = 128, spacing: float = 10.0, querie
                 image.save(folder / "holiday" / f"IMG_{day + 1}{row:03d}.jpg", exif=exif, quality=95)
 
 
-def write_walk(file: Path, *, size: int = 128, step: float = 6.0, fps: float = 2.0) -> None:
+def write_walk(file: Path, *, size: int = 128, step: float = 3.0, fps: float = 2.0) -> None:
     """A video of a walk along a street of the district of `write_photos`, half a second per frame."""
     cv2 = pytest.importorskip("cv2")
     city = SyntheticCity(0, (1, 1))

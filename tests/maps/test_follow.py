@@ -44,12 +44,11 @@ def answer(place_map: PlaceMap, row: int, probability: float | None) -> Localiza
     """An answer with three matches: a place, its neighbor, and one 40 references away."""
     rows = [row, min(row + 1, COUNT - 1), (row + 40) % COUNT]
     store = place_map.store
-    shares = (1.0, 0.8, 0.2) if probability is not None else (None,) * 3
     matches = tuple(
         Match(rank, store.name(each), *store.gather("poses", np.array([each]))[0].tolist(),
-              similarity=0.9 - rank / 10, kappa=50.0, uncertainty=0.1, probability=share and probability and probability * share,
-              decision="doubtful", reference=each, image="")
-        for rank, (each, share) in enumerate(zip(rows, shares, strict=True), 1)
+              similarity=0.9 - rank / 10, kappa=50.0, uncertainty=0.1, decision="doubtful", reference=each,
+              probability=None if probability is None else probability * share, image="")
+        for rank, (each, share) in enumerate(zip(rows, (1.0, 0.8, 0.2), strict=True), 1)
     )  # fmt: skip
     return Localization("q", 50.0, 0.1, probability, 0.9, "doubtful", True, None, matches, {}, frame="local")
 
