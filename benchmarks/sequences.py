@@ -234,7 +234,7 @@ def draw(
                 counts = np.arange(1, len(right) + 1)
                 axis.plot(counts / len(right), wrong / counts, color=COLORS[number], label=method)
             axis.axhline(RISK, color="gray", linewidth=0.8, linestyle="--")
-            missing = "" if panel[1] == "whole" else ", part of the route not in the map"
+            missing = "" if panel[1] == "whole" else ", with a gap in the map"
             axis.set_title(f"{panel[0].replace('_', ' ').title()}{missing}", fontsize=9)
             axis.set(xlabel="share of accepted images", ylabel="risk", ylim=(0, 0.3))
         figure.axes[0].legend()
