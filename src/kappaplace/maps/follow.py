@@ -20,7 +20,7 @@ from kappaplace.calibration.expected import stated_risk
 from kappaplace.checks import Floats, Rows, percent
 from kappaplace.data.geodesy import unproject
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.answer import Localization, Match, decided_matches, fused_pose, match_rule, with_pose
+from kappaplace.maps.answer import Localization, Match, decided_matches, best_pose, match_rule, with_pose
 from kappaplace.maps.sequence import (
     Estimate,
     HistogramFilter,
@@ -197,7 +197,7 @@ class Follower:
         )
         radius = self.store.manifest.radius
         fused = replace(fused, matches=decided_matches(fused, self.rule, decision, radius))
-        return with_pose(fused, fused_pose(fused.matches, radius))
+        return with_pose(fused, best_pose(fused.matches, radius))
 
     def _match(self, answer: Localization, descriptor: Floats, state: int) -> Match:
         """Return the reference of a place that is most similar to the image."""

@@ -29,7 +29,7 @@ from kappaplace.checks import percent
 from kappaplace.data.geodesy import circle_in_frame, unproject
 from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.answer import Localization, Match, fused_pose, with_pose
+from kappaplace.maps.answer import Localization, Match, best_pose, with_pose
 from kappaplace.maps.directions import CELL, direction_note
 from kappaplace.maps.options import LocalizeOptions
 from kappaplace.maps.references import MapReferences
@@ -337,7 +337,7 @@ def _answers(
                 covariance=tuple(map(tuple, estimate.covariance[row].tolist())),
                 far=float(estimate.far[row]),
             )
-        answers.append(with_pose(answer, fused_pose(matches[row], radius)))
+        answers.append(with_pose(answer, best_pose(matches[row], radius)))
     return answers
 
 

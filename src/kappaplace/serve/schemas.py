@@ -135,10 +135,10 @@ class PoseOut(Out):
     y: float
     heading: float | None
     spread: float
-    """Root mean square distance of the matches from the position in metres. It does not measure the error;
+    """Root mean square distance of the matches that agree, in metres. It does not measure the error; the
     `radius` of the answer does."""
     matches: int
-    """Number of matches that the position is based on."""
+    """Number of matches that agree with the best one."""
 
 
 class MatchOut(Out):
