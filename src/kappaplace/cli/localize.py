@@ -46,7 +46,7 @@ class QueryInput(SequenceOptions):
     """Options for reading the images."""
 
     on_error: Annotated[
-        OnError, Help("What to do with an unreadable image: report and skip it, or stop.")
+        OnError, Help("Action for an unreadable image: skip (report it and continue) or stop.")
     ] = "skip"
     sequence: Annotated[
         bool,
@@ -77,14 +77,16 @@ class QueryInput(SequenceOptions):
 class AnswerOutput:
     """Options for printing answers and writing them to files."""
 
-    csv: Annotated[Path | None, Help("CSV file to write, one row per match. Run again to resume.")] = None
+    csv: Annotated[
+        Path | None, Help("CSV file for the answers, one row per match. Run the command again to resume.")
+    ] = None
     out: Annotated[
         Path | None,
         Help("File of positions to write: .geojson, .gpx, .kml, .mcap (ROS 2), or .csv like --csv."),
     ] = None
     html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
     verbose: Annotated[
-        bool, Help("Show κ and uncertainty of every match, and the times.", ("--verbose",))
+        bool, Help("Also show κ and uncertainty of every match, and the time of each stage.", ("--verbose",))
     ] = False
     as_json: Annotated[bool, Help("Print one JSON object per query.", ("--json",))] = False
 
@@ -192,7 +194,7 @@ def _answers(
             if queries.on_error == "stop":
                 raise
             readable = _readable(opened, part, problems)
-            if len(readable) == len(part):  # every image can be read: the error has another cause
+            if len(readable) == len(part):  # every image can be read, so the error has another cause
                 raise
             answers = opened.localize(readable, batch_size=batch_size, **arguments) if readable else []
         yield answers
@@ -219,9 +221,11 @@ def sequence_answers(
             yield _fused(opened, frames(), options, queries, batch_size)
             return
         except KappaPlaceError:
-            files = [frame for frame in frames() if isinstance(frame.image, str)]
+            if queries.on_error == "stop" or not isinstance(next(frames()).image, str):
+                raise
+            files = list(frames())
             readable = set(_readable(opened, [str(frame.image) for frame in files], problems))
-            if queries.on_error == "stop" or len(readable) == len(files):
+            if len(readable) == len(files):
                 raise
         if readable:
             kept = iter([frame for frame in files if frame.image in readable])

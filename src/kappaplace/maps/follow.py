@@ -20,7 +20,7 @@ from kappaplace.calibration.expected import stated_risk
 from kappaplace.checks import Floats, Rows, percent
 from kappaplace.data.geodesy import unproject
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.answer import Localization, Match, decided_matches, best_pose, match_rule, with_pose
+from kappaplace.maps.answer import Localization, Match, best_pose, decided_matches, match_rule, with_pose
 from kappaplace.maps.sequence import (
     Estimate,
     HistogramFilter,
