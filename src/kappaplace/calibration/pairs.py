@@ -1,0 +1,239 @@
+"""Probability that two images show the same place, from the two images alone.
+
+A bare pair has no list of matches, so there is no margin. Its signals are the similarity of the descriptors,
+the agreement of the patches, and κ of both images. With a map of the area as background, the pair is also
+compared with other places: how much more similar the two images are to each other than to those.
+
+The probability is a logistic combination of curves of these signals (`fit_combination`), fitted on pairs of
+which a known fraction shows the same place. Bayes' rule converts it to another fraction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kappaplace.calibration.combination import Combination, fit_combination
+from kappaplace.calibration.outside import shift_prior
+from kappaplace.checks import Bools, Floats, Rows, share
+from kappaplace.data.images import Preprocessing
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import sealed, telling, unsealed, write_file
+from kappaplace.models.checkpoint import read_card
+from kappaplace.models.shipped import PAIRS, installed, shipped_folder
+from kappaplace.records import from_plain, to_plain
+from kappaplace.retrieval.patches import patch_agreement
+from kappaplace.retrieval.references import References
+from kappaplace.types import Embeddings, Json
+
+FORMAT = 1
+BARE = ("cosine", "patches", "kappa-low", "kappa-high")
+"""Signals of a pair without background."""
+WITH_MAP = (*BARE, "margin", "aliasing")
+"""Signals of a pair with a map as background."""
+BENDS = 3
+STEP = 64
+"""Number of pairs whose patches are compared at once."""
+FEWEST = 50
+"""Smallest number of pairs of each kind for a fit."""
+
+
+@dataclass(frozen=True)
+class PairCalibration:
+    """Fitted probability that two images show the same place; see `fit_pairs`."""
+
+    model: str
+    """Fingerprint of the model of the signals."""
+    bare: Combination
+    """Combination for a pair without background."""
+    same_rate: float
+    """Fraction of the pairs of the fit that show the same place."""
+    with_map: Combination | None = None
+    """Combination for a pair with a map as background; None if there is none."""
+    facts: Mapping[str, Json] = field(default_factory=dict)
+    """Facts about the fit, such as the data, as plain values."""
+
+    def probability(self, signals: Mapping[str, Floats], same_rate: float | None = None) -> Floats:
+        """Return the probability that each pair shows the same place.
+
+        Args:
+            signals: Values of each signal by name (N each). Those of `WITH_MAP` are used if they are there.
+            same_rate: Expected fraction of pairs that show the same place. Default: the fraction at the fit.
+
+        Returns:
+            One probability per pair (N).
+
+        Raises:
+            KappaPlaceError: If a signal is missing, or the fraction is not between 0 and 1.
+        """
+        used = self.bare
+        if self.with_map is not None and set(self.with_map.scores) <= set(signals):
+            used = self.with_map
+        missing = [name for name in used.scores if name not in signals]
+        if missing:
+            raise KappaPlaceError(
+                f"This calibration of pairs needs {', '.join(missing)}, which the model does not provide. "
+                "Fit another one on pairs of this model."
+            )
+        probability = used.probability(np.stack([signals[name] for name in used.scores], axis=1))
+        if same_rate is None:
+            return probability
+        return shift_prior(probability, self.same_rate, share(same_rate, "same_rate"))
+
+
+@torch.inference_mode()
+def pair_signals(a: Embeddings, b: Embeddings) -> dict[str, Floats]:
+    """Return the signals of pairs that need only the two images.
+
+    Args:
+        a: Embeddings of the first image of each pair, with patches if the model has them.
+        b: Embeddings of the second images.
+
+    Returns:
+        Values by name (N each); higher means less similar, or less certain.
+    """
+    first, second = (np.asarray(part.descriptor, np.float64) for part in (a, b))
+    signals: dict[str, Floats] = {"cosine": 1.0 - np.einsum("nd,nd->n", first, second)}
+    if a.patches is not None and b.patches is not None:
+        parts = [
+            patch_agreement(torch.from_numpy(a.patches[rows]), torch.from_numpy(b.patches[rows])).numpy()
+            for rows in (slice(start, start + STEP) for start in range(0, len(first), STEP))
+        ]
+        signals["patches"] = 1.0 - np.concatenate(parts).astype(np.float64)
+    if a.kappa is not None and b.kappa is not None:
+        logs = -np.log(np.stack([a.kappa, b.kappa]).astype(np.float64))
+        signals |= {"kappa-low": logs.max(0), "kappa-high": logs.min(0)}
+    return signals
+
+
+def background_signals(a: Embeddings, b: Embeddings, references: References) -> dict[str, Floats]:
+    """Return the signals of pairs that compare them with other places of a map.
+
+    The place of an image is the place of its best reference. **Margin** is the best similarity of an image to
+    another place than that of its partner, minus the similarity of the pair. **Aliasing** is the best
+    similarity of an image to another place than its own, minus the similarity of the pair. Each is the mean
+    over both images.
+
+    Args:
+        a: Embeddings of the first image of each pair.
+        b: Embeddings of the second images.
+        references: References of the map.
+
+    Returns:
+        Values by name (N each); higher means that other places are more similar.
+    """
+    first, second = (np.asarray(part.descriptor, np.float32) for part in (a, b))
+    own, other = (references.search(part, 1).indices[:, 0] for part in (first, second))
+    similarity = np.einsum("nd,nd->n", first.astype(np.float64), second.astype(np.float64))
+
+    def beyond(places: Rows) -> Floats:
+        best = references.outside(np.concatenate([first, second]), places).reshape(2, -1)
+        return np.where(np.isneginf(best), -1.0, best).mean(0) - similarity
+
+    return {
+        "margin": beyond(np.concatenate([other, own])),
+        "aliasing": beyond(np.concatenate([own, other])),
+    }
+
+
+def fit_pairs(
+    signals: Mapping[str, Floats],
+    same: Bools,
+    model: str = "",
+    *,
+    bends: int = BENDS,
+    facts: Mapping[str, Json] | None = None,
+) -> PairCalibration:
+    """Fit the probability on labelled pairs.
+
+    Args:
+        signals: Values of each signal by name (N each).
+        same: Whether each pair shows the same place (N).
+        model: Fingerprint of the model of the signals.
+        bends: Number of bends in the curve of each signal; 0 fits straight lines.
+        facts: Facts to store.
+
+    Returns:
+        The calibration. It has a combination with the signals of a map if they are there.
+
+    Raises:
+        KappaPlaceError: If there are too few pairs of either kind.
+    """
+    counts = int(np.sum(same)), int(np.sum(~same))
+    if min(counts) < FEWEST:
+        raise KappaPlaceError(
+            f"Calibrating pairs needs at least {FEWEST} pairs of the same place and {FEWEST} of different "
+            f"places, got {counts[0]} and {counts[1]}. Label more pairs."
+        )
+
+    def fitted(names: tuple[str, ...]) -> Combination:
+        used = [name for name in names if name in signals]
+        return fit_combination(np.stack([signals[name] for name in used], 1), same, used, bends=bends)
+
+    with_map = fitted(WITH_MAP) if set(WITH_MAP) - set(BARE) <= set(signals) else None
+    own: dict[str, Json] = {"pairs": len(same), "same": counts[0], **(facts or {})}
+    return PairCalibration(model, fitted(BARE), counts[0] / len(same), with_map, own)
+
+
+def save_pairs(calibration: PairCalibration, file: str | Path) -> None:
+    """Write a calibration of pairs to a JSON file with a checksum.
+
+    Args:
+        calibration: The calibration.
+        file: The file.
+    """
+    text = json.dumps(sealed({"format": FORMAT, **to_plain(calibration)}), indent=1)
+    write_file(Path(file), text + "\n")
+
+
+def load_pairs(file: str | Path, model: str = "") -> PairCalibration:
+    """Read a calibration of pairs that `save_pairs` wrote.
+
+    Args:
+        file: The file (.json).
+        model: Fingerprint of the model, which must match. Default: not checked.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        KappaPlaceError: If the file is missing or not valid, or belongs to another model.
+    """
+    file = Path(file)
+    if not file.is_file():
+        raise KappaPlaceError(f"There is no calibration {file}. Check the path.")
+    with telling(f"{file} is not a valid calibration of pairs"):
+        values = unsealed(json.loads(file.read_text(encoding="utf-8")))
+        if values.pop("format", None) != FORMAT:
+            raise ValueError(f"expected format {FORMAT}")
+        calibration = from_plain(PairCalibration, values)
+    if model and calibration.model and calibration.model != model:
+        raise KappaPlaceError(f"The calibration {file} belongs to another model. Fit one with this model.")
+    return calibration
+
+
+@lru_cache(maxsize=8)
+def shipped_pairs(fingerprint: str, preprocessing: Preprocessing) -> PairCalibration | None:
+    """Return the calibration of pairs that is shipped with a model.
+
+    Args:
+        fingerprint: Fingerprint of the model.
+        preprocessing: How images are prepared for the model.
+
+    Returns:
+        The calibration; None if none is shipped with this model.
+    """
+    for name in installed():
+        folder = shipped_folder(name)
+        if (folder / PAIRS).is_file():
+            calibration = load_pairs(folder / PAIRS)
+            own = Preprocessing.from_dict(read_card(folder)["preprocessing"])
+            if calibration.model == fingerprint and own == preprocessing:
+                return calibration
+    return None
