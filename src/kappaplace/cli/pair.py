@@ -50,7 +50,7 @@ class PairList:
 
 
 def pair(
-    images: Annotated[
+    files: Annotated[
         list[Path] | None, typer.Argument(metavar="[IMAGE IMAGE]", help="Two images.", show_default=False)
     ] = None,
     place_map: Annotated[
@@ -77,7 +77,7 @@ def pair(
     """
     from kappaplace.maps import PlaceMap, compare_pairs, read_pairs, save_answers
 
-    files = list(images or [])
+    files = list(files or [])
     if (len(files) != 2) == (listed.pairs is None):
         raise KappaPlaceError(f"Pass two images, or a list with --pairs, got {len(files)} images.")
     for file in (listed.out, listed.picture, listed.fit):

@@ -1,6 +1,6 @@
 """Pretrained models of the package, each in a subfolder.
 
-A folder contains the files of `save_model`, README.md (the model card that ``kappaplace models NAME`` prints),
+A folder contains the files of `save_model`, README.md (the model card, see ``kappaplace models NAME``),
 calibration.json (probabilities for maps without a calibration, see `kappaplace.calibration.sources`), and
 pairs.json (the probability of two images, see `kappaplace.calibration.pairs`).
 """
