@@ -1,8 +1,9 @@
 """Probability that two images show the same place, from the two images alone.
 
 A bare pair has no list of matches, so there is no margin. Its signals are the similarity of the descriptors,
-the agreement of the patches, and κ of both images. With a map of the area as background, the pair is also
-compared with other places: how much more similar the two images are to each other than to those.
+the agreement of the patches, and κ of both images. Their scale depends on the scene: two frames of different
+roads agree more than two views of one building. With a map of the area as background, the agreement is
+therefore compared with the agreement with other places of the map.
 
 The probability is a logistic combination of curves of these signals (`fit_combination`), fitted on pairs of
 which a known fraction shows the same place. Bayes' rule converts it to another fraction.
@@ -21,23 +22,32 @@ import torch
 
 from kappaplace.calibration.combination import Combination, fit_combination
 from kappaplace.calibration.outside import shift_prior
-from kappaplace.checks import Bools, Floats, Rows, share
+from kappaplace.checks import Bools, Floats, share
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import sealed, telling, unsealed, write_file
 from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import PAIRS, installed, shipped_folder
 from kappaplace.records import from_plain, to_plain
-from kappaplace.retrieval.patches import patch_agreement
-from kappaplace.retrieval.references import References
+from kappaplace.retrieval.patches import compare, patch_agreement
+from kappaplace.retrieval.references import Queries, References
 from kappaplace.types import Embeddings, Json
 
 FORMAT = 1
 BARE = ("cosine", "patches", "kappa-low", "kappa-high")
 """Signals of a pair without background."""
-WITH_MAP = (*BARE, "margin", "aliasing")
-"""Signals of a pair with a map as background."""
-BENDS = 3
+WITH_MAP = ("patch-margin", "cosine")
+"""Signals of a pair with a map as background. The others do not help."""
+BENDS = 2
+"""Bends in the curves of the signals without background."""
+COMPETING = 5
+"""Number of references whose patches are compared for the patch margin."""
+DEEP = 256
+"""Number of references among which those of other places are looked for."""
+COPY = 0.999
+"""Similarity of descriptors from which two images are the same."""
+LEAST = 0.02
+"""Constant ε of the patch margin, the agreement of a few patches."""
 STEP = 64
 """Number of pairs whose patches are compared at once."""
 FEWEST = 50
@@ -112,42 +122,39 @@ def pair_signals(a: Embeddings, b: Embeddings) -> dict[str, Floats]:
     return signals
 
 
-def background_signals(a: Embeddings, b: Embeddings, references: References) -> dict[str, Floats]:
+def background_signals(
+    a: Embeddings, b: Embeddings, references: References, agreement: Floats
+) -> dict[str, Floats]:
     """Return the signals of pairs that compare them with other places of a map.
 
-    The place of an image is the place of its best reference. **Margin** is the best similarity of an image to
-    another place than that of its partner, minus the similarity of the pair. **Aliasing** is the best
-    similarity of an image to another place than its own, minus the similarity of the pair. Each is the mean
-    over both images.
+    **Patch margin** is log((p + ε)/(q + ε)). Here q is the agreement of the pair, and p the best agreement of
+    the first image with the `COMPETING` most similar references of another place than that of the second
+    image, which is the place of its best reference.
 
     Args:
-        a: Embeddings of the first image of each pair.
+        a: Embeddings of the first image of each pair, with patches.
         b: Embeddings of the second images.
         references: References of the map.
+        agreement: Fraction of patches of each pair that agree (N).
 
     Returns:
         Values by name (N each); higher means that other places are more similar.
     """
-    first, second = (np.asarray(part.descriptor, np.float32) for part in (a, b))
-    own, other = (references.search(part, 1).indices[:, 0] for part in (first, second))
-    similarity = np.einsum("nd,nd->n", first.astype(np.float64), second.astype(np.float64))
-
-    def beyond(places: Rows) -> Floats:
-        best = references.outside(np.concatenate([first, second]), places).reshape(2, -1)
-        return np.where(np.isneginf(best), -1.0, best).mean(0) - similarity
-
-    return {
-        "margin": beyond(np.concatenate([other, own])),
-        "aliasing": beyond(np.concatenate([own, other])),
-    }
+    pool = references.search(a.descriptor, min(DEEP, len(references)))
+    places = references.search(b.descriptor, 1).indices
+    # The map may contain the first image itself, which is not another place.
+    other = ~references.near(places, pool.indices) & (pool.similarities < COPY)
+    order = np.argsort(~other, axis=1, kind="stable")[:, :COMPETING]
+    rows = np.take_along_axis(pool.indices, order, 1)
+    values = compare(Queries(a), references, rows)
+    best = np.where(np.take_along_axis(other, order, 1), values, 0.0).max(axis=1)
+    return {"patch-margin": np.log(best + LEAST) - np.log(agreement + LEAST)}
 
 
 def fit_pairs(
     signals: Mapping[str, Floats],
     same: Bools,
     model: str = "",
-    *,
-    bends: int = BENDS,
     facts: Mapping[str, Json] | None = None,
 ) -> PairCalibration:
     """Fit the probability on labelled pairs.
@@ -156,7 +163,6 @@ def fit_pairs(
         signals: Values of each signal by name (N each).
         same: Whether each pair shows the same place (N).
         model: Fingerprint of the model of the signals.
-        bends: Number of bends in the curve of each signal; 0 fits straight lines.
         facts: Facts to store.
 
     Returns:
@@ -172,13 +178,13 @@ def fit_pairs(
             f"places, got {counts[0]} and {counts[1]}. Label more pairs."
         )
 
-    def fitted(names: tuple[str, ...]) -> Combination:
+    def fitted(names: tuple[str, ...], bends: int) -> Combination:
         used = [name for name in names if name in signals]
         return fit_combination(np.stack([signals[name] for name in used], 1), same, used, bends=bends)
 
-    with_map = fitted(WITH_MAP) if set(WITH_MAP) - set(BARE) <= set(signals) else None
+    with_map = fitted(WITH_MAP, 0) if set(WITH_MAP) <= set(signals) else None
     own: dict[str, Json] = {"pairs": len(same), "same": counts[0], **(facts or {})}
-    return PairCalibration(model, fitted(BARE), counts[0] / len(same), with_map, own)
+    return PairCalibration(model, fitted(BARE, BENDS), counts[0] / len(same), with_map, own)
 
 
 def save_pairs(calibration: PairCalibration, file: str | Path) -> None:

@@ -131,8 +131,8 @@ def compare_pairs(
         pairs: Pairs of images: paths, encoded bytes, Pillow images or H×W×3 uint8 arrays.
         model: Model, or its folder, file or name. Default: the pretrained model, or the model of the map.
         options: Options of the comparison.
-        place_map: Map of the area. Its other places are the background, which makes probabilities more
-            accurate.
+        place_map: Map of the area. Its other places are the background, which makes probabilities much more
+            accurate. The second images should be taken like those of the map, for example belong to it.
 
     Returns:
         One answer per pair.
@@ -261,8 +261,9 @@ def _answers(
         return answers
     first, second = (_stacked([images[names[row][side]] for row in readable]) for side in (0, 1))
     signals = pair_signals(first, second)
-    if images.place_map is not None:
-        signals |= background_signals(first, second, images.place_map.references)
+    if images.place_map is not None and "patches" in signals:
+        agreement = 1.0 - signals["patches"]
+        signals |= background_signals(first, second, images.place_map.references, agreement)
     probabilities: Floats | None = None
     if calibration is not None:
         probabilities = calibration.probability(signals, options.same_rate)
