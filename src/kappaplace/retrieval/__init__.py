@@ -2,6 +2,7 @@
 
 from kappaplace.data.near import Circle
 from kappaplace.models.embedding import patch_maps_of
+from kappaplace.retrieval.agreement import AGREEMENT, PatchMatches
 from kappaplace.retrieval.columns import Coded, Columns, Descriptors, Quantized, quantize
 from kappaplace.retrieval.engine import Engine
 from kappaplace.retrieval.evidence import Evidence, retrieve
@@ -12,7 +13,6 @@ from kappaplace.retrieval.patches import (
     CellCheck,
     Pair,
     PatchMaps,
-    PatchMatches,
     by_agreement,
     patch_matches,
     reordered,
@@ -20,6 +20,7 @@ from kappaplace.retrieval.patches import (
 from kappaplace.retrieval.references import ArrayReferences, Floats, MatrixReferences, Queries, References
 
 __all__ = [
+    "AGREEMENT",
     "ArrayReferences",
     "CellCheck",
     "Circle",

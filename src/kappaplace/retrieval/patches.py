@@ -1,33 +1,29 @@
-"""Patch matching: the fraction of patches in which two images show the same objects in the same arrangement.
+"""Patch matching: re-rank matches by how well the patches of both images agree.
 
-Patches are cells of the encoder's feature maps. Cells of two maps that are mutual nearest neighbors vote for
-the shift between them. The agreement is the fraction of cells that vote for the same shift, within a
-tolerance. This is a geometric check without keypoints or a second network, but it needs the images or stored
-codes.
+Patches are cells of the encoder's feature maps, see `kappaplace.retrieval.agreement`. This is a geometric
+check without keypoints or a second network, but it needs the images or stored codes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.agreement import PatchMatches, corresponding_cells
 from kappaplace.retrieval.patch_codes import CODE_BYTES, LocalFeatures, PatchCodebook, learn_patch_codebook
 from kappaplace.retrieval.references import Floats, Queries, References
 from kappaplace.retrieval.references import PatchMaps as PatchMaps
 from kappaplace.types import Matches
 
 Pair = tuple[int, int]
-TOLERANCE = 2  # in cells, because objects at different distances shift by different amounts
 GAIN_IMAGES = 32
 """Number of images on which exact patches are compared with their codes."""
 QUERIES = 16  # queries per step: their maps and the maps of their matches are in memory together
@@ -35,63 +31,36 @@ CACHED_MAPS = 2000
 """Number of feature maps in memory, about 90 KB each. Older ones are computed again from their images."""
 
 
-@dataclass(frozen=True, eq=False)
-class PatchMatches:
-    """Pairs of patches of two images that agree on one shift, the evidence behind an agreement."""
-
-    query: Floats
-    """x and y of the patch centers in the query image, M×2, as fractions of its width and height."""
-    reference: Floats
-    """x and y of the patch centers in the reference image, M×2."""
-    weights: Floats
-    """Votes of each pair (M); their sum divided by the number of patches is the agreement."""
-
-
-def patch_agreement(a: Tensor, b: Tensor, tolerance: int = TOLERANCE) -> Tensor:
+def patch_agreement(a: Tensor, b: Tensor) -> Tensor:
     """Compare pairs of feature maps.
 
     Args:
         a: Feature maps B×C×H×W.
         b: Feature maps of the same shape, one for each of ``a``.
-        tolerance: Largest difference of shifts that agree, in cells.
 
     Returns:
-        Fraction of cells that agree, in [0, 1], B.
+        Agreement of each pair in [0, 1], B.
 
     >>> same = torch.randn(1, 8, 5, 5)
-    >>> float(patch_agreement(same, same))
+    >>> round(float(patch_agreement(same, same)), 5)
     1.0
     """
     one, other = LocalFeatures.of(a), LocalFeatures.of(b)
-    return cell_agreement(one.cells, other.cells, one.size, tolerance)
+    return cell_agreement(one.cells, other.cells, one.size)
 
 
-def cell_agreement(a: Tensor, b: Tensor, size: tuple[int, int], tolerance: int = TOLERANCE) -> Tensor:
+def cell_agreement(a: Tensor, b: Tensor, size: tuple[int, int]) -> Tensor:
     """Compare pairs of local features, see `patch_agreement`.
 
     Args:
         a: Unit vectors of the cells, B×HW×d, or 1×HW×d for one image that is compared with all others.
         b: Unit vectors of the cells, B×HW×d.
         size: Height and width of the grid of cells.
-        tolerance: Largest difference of shifts that agree, in cells.
 
     Returns:
-        Fraction of cells that agree, in [0, 1], B.
+        Agreement of each pair in [0, 1], B, on the CPU.
     """
-    (height, width), (count, cells, _) = size, b.shape
-    similarity = a @ b.transpose(1, 2)
-    forth, back = _argmax(similarity, 2), _argmax(similarity, 1)
-    cell = torch.arange(cells, device=b.device)
-    mutual = back.gather(1, forth) == cell
-    down = forth // width - cell // width + height - 1
-    right = forth % width - cell % width + width - 1
-    wide = 2 * width - 1
-    votes = torch.zeros(count, (2 * height - 1) * wide, device=b.device)
-    votes.scatter_add_(1, down * wide + right, mutual.float())
-    plane = votes.view(count, 1, 2 * height - 1, wide)
-    side = 2 * tolerance + 1
-    together = F.avg_pool2d(plane, side, stride=1, padding=tolerance) * side**2
-    return together.amax((1, 2, 3)) / cells
+    return torch.from_numpy(corresponding_cells(a, b, size).agreement())
 
 
 def patch_matches(query: LocalFeatures, reference: LocalFeatures) -> PatchMatches:
@@ -112,26 +81,8 @@ def patch_matches(query: LocalFeatures, reference: LocalFeatures) -> PatchMatche
             f"Patch matches need one query and one reference with the same grid, got {len(query.cells)} "
             f"queries on {query.size} and {len(reference.cells)} references on {reference.size}."
         )
-    own, (height, width) = query.within(reference.basis), query.size
-    similarity = (own.cells[0].to(reference.cells) @ reference.cells[0].T).cpu().numpy()
-    forth, back = similarity.argmax(1), similarity.argmax(0)
-    mutual = np.flatnonzero(back[forth] == np.arange(len(forth)))
-    start, end = (np.stack(np.divmod(cells, width)) for cells in (mutual, forth[mutual]))
-    shift = end - start
-    votes = np.zeros((2 * height - 1, 2 * width - 1))
-    np.add.at(votes, (shift[0] + height - 1, shift[1] + width - 1), 1)
-    side = 2 * TOLERANCE + 1
-    together = sliding_window_view(np.pad(votes, TOLERANCE), (side, side)).sum((2, 3))
-    best = np.array(np.unravel_index(together.argmax(), votes.shape)) - [height - 1, width - 1]
-    agree = (np.abs(shift - best[:, None]) <= TOLERANCE).all(0)
-    ends = [(cells[::-1, agree].T + 0.5) / [width, height] for cells in (start, end)]
-    return PatchMatches(ends[0], ends[1], np.ones(int(agree.sum())))
-
-
-def _argmax(similarity: Tensor, dim: int) -> Tensor:
-    """Return the first largest entry along a dimension; NumPy is several times as fast as torch on a CPU."""
-    on_cpu = similarity.device.type == "cpu"
-    return torch.from_numpy(similarity.numpy().argmax(dim)) if on_cpu else similarity.argmax(dim)
+    own = query.within(reference.basis).cells.to(reference.cells)
+    return corresponding_cells(own, reference.cells, query.size).matches()
 
 
 @torch.inference_mode()
@@ -168,7 +119,7 @@ def compare(queries: Queries, references: References, indices: NDArray[np.int64]
         indices: Row numbers of the references to compare, N×K.
 
     Returns:
-        Fraction of cells that agree, N×K.
+        Agreement of each pair, N×K.
     """
     agreement = np.empty(indices.shape)
     rows, local = np.empty(0, np.int64), list[LocalFeatures]()
@@ -266,7 +217,7 @@ class CellCheck:
             matches: Numbers of the earlier frames.
 
         Returns:
-            Fraction of cells that agree with each earlier frame, in [0, 1].
+            Agreement with each earlier frame, in [0, 1].
         """
         missing = [match for match in matches if (number, match) not in self.agreements]
         if missing:
