@@ -114,16 +114,24 @@ def read_pairs(table: PlaceImages, model: torch.nn.Module, cache: Path, name: st
     a, b = query.take(rows), reference.take(others)
     signals = pair_signals(a, b)
     signals |= background_signals(a, b, references, 1.0 - signals["patches"])
-    file = cache / f"{name}.sift.npy"
-    if not file.exists():
-        images = [table.image_paths(part) for part in (table.query_rows, table.reference_rows)]
-        counts = [
-            count_inliers(extract(images[0][i], SIFT), extract(images[1][j], SIFT), SIFT)
-            for i, j in zip(rows.tolist(), others.tolist(), strict=True)
-        ]
-        np.save(file, np.array(counts, np.float64))
+    inliers = sift_inliers(table, rows, others, cache / f"{name}.sift.npz")
     same = np.arange(len(rows)) < len(rows) // 2
-    return Pairs(signals, same, np.load(file))
+    return Pairs(signals, same, inliers)
+
+
+def sift_inliers(table: PlaceImages, rows: Rows, others: Rows, file: Path) -> Floats:
+    """Return the SIFT inliers of pairs, from the cache if possible."""
+    counts: dict[tuple[int, int], float] = {}
+    if file.exists():
+        with np.load(file) as stored:
+            pairs = map(tuple, stored["pairs"].tolist())
+            counts = dict(zip(pairs, stored["counts"].tolist(), strict=True))
+    images = [table.image_paths(part) for part in (table.query_rows, table.reference_rows)]
+    for i, j in zip(rows.tolist(), others.tolist(), strict=True):
+        if (i, j) not in counts:
+            counts[i, j] = count_inliers(extract(images[0][i], SIFT), extract(images[1][j], SIFT), SIFT)
+    np.savez(file, pairs=np.array(list(counts)), counts=np.array(list(counts.values()), np.float64))
+    return np.array([counts[pair] for pair in zip(rows.tolist(), others.tolist(), strict=True)], np.float64)
 
 
 def joined(parts: list[Pairs]) -> Pairs:

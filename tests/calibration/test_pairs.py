@@ -150,6 +150,9 @@ def test_a_file_keeps_everything_and_notices_changes(tmp_path) -> None:
     file.write_text(json.dumps({**values, "same_rate": 0.9}))
     with pytest.raises(KappaPlaceError, match="not a valid calibration of pairs"):
         load_pairs(file)
+    save_pairs(replace(calibration, agreement=1), file)
+    with pytest.raises(KappaPlaceError, match="another version of patch matching"):
+        load_pairs(file)
     save_pairs(replace(calibration, model=""), file)
     assert load_pairs(file, "any").model == ""
     with pytest.raises(KappaPlaceError, match="There is no calibration"):

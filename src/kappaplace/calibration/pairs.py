@@ -29,6 +29,7 @@ from kappaplace.files import sealed, telling, unsealed, write_file
 from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import PAIRS, installed, shipped_folder
 from kappaplace.records import from_plain, to_plain
+from kappaplace.retrieval.agreement import AGREEMENT
 from kappaplace.retrieval.patches import compare, patch_agreement
 from kappaplace.retrieval.references import Queries, References
 from kappaplace.types import Embeddings, Json
@@ -68,6 +69,8 @@ class PairCalibration:
     """Combination for a pair with a map as background; None if there is none."""
     facts: Mapping[str, Json] = field(default_factory=dict)
     """Facts about the fit, such as the data, as plain values."""
+    agreement: int = AGREEMENT
+    """Version of the patch agreement at the fit."""
 
     def probability(self, signals: Mapping[str, Floats], same_rate: float | None = None) -> Floats:
         """Return the probability that each pair shows the same place.
@@ -209,7 +212,8 @@ def load_pairs(file: str | Path, model: str = "") -> PairCalibration:
         The calibration.
 
     Raises:
-        KappaPlaceError: If the file is missing or not valid, or belongs to another model.
+        KappaPlaceError: If the file is missing or not valid, or belongs to another model or another version
+            of patch matching.
     """
     file = Path(file)
     if not file.is_file():
@@ -221,6 +225,11 @@ def load_pairs(file: str | Path, model: str = "") -> PairCalibration:
         calibration = from_plain(PairCalibration, values)
     if model and calibration.model and calibration.model != model:
         raise KappaPlaceError(f"The calibration {file} belongs to another model. Fit one with this model.")
+    if calibration.agreement != AGREEMENT:
+        raise KappaPlaceError(
+            f"The calibration {file} was fitted with another version of patch matching, whose values differ. "
+            "Fit it again."
+        )
     return calibration
 
 
