@@ -39,7 +39,7 @@ def embeddings(count: int, seed: int, patches: bool = True) -> Embeddings:
 def labeled(count: int = 400) -> tuple[dict[str, np.ndarray], np.ndarray]:
     rng = np.random.default_rng(0)
     same = rng.random(count) < 0.4
-    names = ("cosine", "patches", "kappa-low", "kappa-high", "patch-margin")
+    names = ("cosine", "patches", "patch-margin")
     return {name: rng.normal(np.where(same, -1.0, 1.0), 1.5) for name in names}, same
 
 
@@ -78,11 +78,9 @@ def test_the_signals_of_a_pair() -> None:
     assert signals["cosine"] == pytest.approx(1 - (a.descriptor * b.descriptor).sum(1), abs=1e-6)
     agreement = patch_agreement(torch.from_numpy(a.patches), torch.from_numpy(b.patches))
     assert 1 - signals["patches"] == pytest.approx(agreement.numpy())
-    assert np.exp(-signals["kappa-low"]) == pytest.approx(np.minimum(a.kappa, b.kappa))
-    assert np.exp(-signals["kappa-high"]) == pytest.approx(np.maximum(a.kappa, b.kappa))
     swapped = pair_signals(b, a)
     assert all(swapped[name] == pytest.approx(values) for name, values in signals.items())
-    assert set(pair_signals(a._replace(kappa=None, patches=None), b)) == {"cosine"}
+    assert set(pair_signals(a._replace(patches=None), b)) == {"cosine"}
 
 
 def test_the_patch_margin_compares_with_other_places() -> None:

@@ -1,9 +1,9 @@
 """Probability that two images show the same place, from the two images alone.
 
-A bare pair has no list of matches, so there is no margin. Its signals are the similarity of the descriptors,
-the agreement of the patches, and κ of both images. Their scale depends on the scene: two frames of different
-roads agree more than two views of one building. With a map of the area as background, the agreement is
-therefore compared with the agreement with other places of the map.
+A bare pair has no list of matches, so there is no margin. Its signals are the similarity of the descriptors
+and the agreement of the patches. Their scale depends on the scene: two frames of different roads can agree
+more than two views of one building. With a map of the area as background, the agreement is therefore compared
+with the agreement with other places of the map.
 
 The probability is a logistic combination of curves of these signals (`fit_combination`), fitted on pairs of
 which a known fraction shows the same place. Bayes' rule converts it to another fraction.
@@ -35,8 +35,8 @@ from kappaplace.retrieval.references import Queries, References
 from kappaplace.types import Embeddings, Json
 
 FORMAT = 1
-BARE = ("cosine", "patches", "kappa-low", "kappa-high")
-"""Signals of a pair without background."""
+BARE = ("cosine", "patches")
+"""Signals of a pair without background. κ of the two images does not help."""
 WITH_MAP = ("patch-margin", "cosine")
 """Signals of a pair with a map as background. The others do not help."""
 BENDS = 2
@@ -109,7 +109,7 @@ def pair_signals(a: Embeddings, b: Embeddings) -> dict[str, Floats]:
         b: Embeddings of the second images.
 
     Returns:
-        Values by name (N each); higher means less similar, or less certain.
+        Values by name (N each); higher means less similar.
     """
     first, second = (np.asarray(part.descriptor, np.float64) for part in (a, b))
     signals: dict[str, Floats] = {"cosine": 1.0 - np.einsum("nd,nd->n", first, second)}
@@ -119,9 +119,6 @@ def pair_signals(a: Embeddings, b: Embeddings) -> dict[str, Floats]:
             for rows in (slice(start, start + STEP) for start in range(0, len(first), STEP))
         ]
         signals["patches"] = 1.0 - np.concatenate(parts).astype(np.float64)
-    if a.kappa is not None and b.kappa is not None:
-        logs = -np.log(np.stack([a.kappa, b.kappa]).astype(np.float64))
-        signals |= {"kappa-low": logs.max(0), "kappa-high": logs.min(0)}
     return signals
 
 
