@@ -25,7 +25,7 @@ from kappaplace.retrieval.patches import patch_agreement
 from kappaplace.types import Embeddings
 
 LINE = Combination(("cosine",), (0.5,), (0.1,), (2.0,), 0.3)
-BACK = Combination(("patch-margin", "cosine"), (0.0, 0.5), (1.0, 0.1), (3.0, 0.0), 0.0)
+BACK = Combination(("patch-margin",), (0.0,), (1.0,), (3.0,), 0.0)
 
 
 def embeddings(count: int, seed: int, patches: bool = True) -> Embeddings:
@@ -133,6 +133,7 @@ def test_a_fit_is_calibrated_on_average_and_ranks_pairs() -> None:
     assert calibration.facts == {"pairs": 400, "same": int(same.sum()), "origin": "here"}
     del signals["patch-margin"]
     assert fit_pairs(signals, same).with_map is None
+    assert fit_pairs({"cosine": signals["cosine"]}, same).bare.scores == ("cosine",)
     with pytest.raises(KappaPlaceError, match="at least 50 pairs"):
         fit_pairs({name: values[:60] for name, values in signals.items()}, same[:60])
 
@@ -163,4 +164,12 @@ def test_the_shipped_calibration_of_pairs_belongs_to_the_shipped_model() -> None
     assert calibration is not None
     assert calibration.with_map is not None
     assert calibration.same_rate == 0.5
+    agreements = {"patches": 1 - np.linspace(0, 1, 50), "patch-margin": np.linspace(3, -3, 50)}
+    probability = calibration.probability(agreements)
+    assert (
+        np.diff(probability) > 0
+    ).all()  # it rises with the agreement, and unrelated images are improbable
+    bare = calibration.probability({"patches": agreements["patches"]})
+    assert (np.diff(bare) > 0).all()
+    assert bare[0] < 0.2
     assert shipped_pairs("other", model.preprocessing) is None
