@@ -39,9 +39,10 @@ from kappaplace.maps.tune.monitor import drift_note
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import as_sources, embed_images, patch_maps_of
 from kappaplace.retrieval import Circle, EngineOptions, open_search
+from kappaplace.retrieval.agreement import PatchMatches
 from kappaplace.retrieval.columns import COARSE
 from kappaplace.retrieval.patch_codes import LocalFeatures
-from kappaplace.retrieval.patches import PatchMatches, patch_matches
+from kappaplace.retrieval.patches import patch_matches
 from kappaplace.retrieval.references import Queries, draw
 from kappaplace.types import Embeddings, Json
 
