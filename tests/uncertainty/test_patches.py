@@ -17,7 +17,7 @@ from kappaplace.retrieval.patch_codes import LocalFeatures
 from kappaplace.retrieval.patches import patch_agreement, patch_matches
 from kappaplace.types import Matches
 from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.matches import PATCH_MARGIN, PATCHES
+from kappaplace.uncertainty.scores import PATCH_MARGIN, PATCHES
 from tests.uncertainty.helpers import evidence_of
 
 

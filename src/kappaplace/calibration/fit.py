@@ -3,10 +3,11 @@
     blocks.append(examples_of(evidence, right, outside))      # for every block of queries
     calibration = fit_calibration(join(blocks), CalibrateOptions(max_risk=0.05))
 
-**Queries with counterparts.** If no labelled query is out-of-map, each one is searched twice: in the whole
-map, and in the map without the query's place. The second search is a real out-of-map query of the same
-camera. Score and probabilities are fitted on both. Thresholds are set on one of the two, sampled at random
-with the expected fraction of out-of-map queries. So the queries remain independent, and the guarantee exact.
+**Queries with counterparts.** If no labelled query is out-of-map, each one is searched twice. The first
+search uses the whole map, the second the map without the query's place. The latter is a real out-of-map query
+of the same camera. Score and probabilities are fitted on both. Thresholds are set on one of the two, sampled
+at random with the expected fraction of out-of-map queries. So the queries remain independent, and the
+guarantee exact.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ EACH_BIN = 20
 FEW_INCORRECT = (
     "Probabilities were fitted on other places, because only {count} of the labelled answers are incorrect. "
     "Label at least {needed} incorrect or out-of-map queries to fit them on this map."
+)
+FEW_CORRECT = (
+    "Answers are not guaranteed yet, because queries that differ from the correctly answered ones cannot be "
+    "detected: {count} labelled queries were answered correctly, and {needed} are needed."
 )
 
 
@@ -102,13 +107,15 @@ def fit_calibration(
         seed=options.seed,
     )
     if options.outside_rate is not None:
-        probability.probability(uncertainty[:1], options.outside_rate)  # fails now if the rate is impossible
+        # raises an error early if the rate is impossible
+        probability.probability(uncertainty[:1], options.outside_rate)
     pair, pair_right = _fit_pairs(examples, out, parts.fit, options)
     watched = {**examples.signals, UNCERTAINTY: uncertainty}
     queries = len(right)
     if examples.counterparts and out is not None:  # drift is measured against the in-map queries
         watched = {name: values[~out] for name, values in watched.items()}
         queries = len(np.unique(np.asarray(examples.groups)))
+    domain = fit_domain(examples.domain, right, options.seed) if examples.domain else None
     rule = None
     if options.max_risk is not None:
         part = replace(
@@ -120,6 +127,9 @@ def fit_calibration(
             names=[examples.names[row] for row in parts.threshold.tolist()] if examples.names else (),
         )
         rule = _fit_rule(part, options, options.max_risk, queries)
+        if rule.guaranteed and domain is not None and not domain.conclusive:
+            note = FEW_CORRECT.format(count=len(domain.rows), needed=int(np.ceil(2 / domain.level)))
+            rule = replace(rule, assumptions=(*rule.assumptions, note))
     counts: dict[str, Json] = {
         "queries": queries,
         "right": int(right.sum()),
@@ -141,7 +151,7 @@ def fit_calibration(
         options.outside_rate,
         {**counts, **examples.facts},
         examples.rerank,
-        fit_domain(examples.domain, right, options.seed) if examples.domain else None,
+        domain,
         agreement=AGREEMENT if examples.rerank else 1,
     )
 
@@ -154,7 +164,8 @@ def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOption
 
 
 def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibration) -> Calibration:
-    """Return the probabilities of other places, with a rule that needs no incorrect answers."""
+    """Return a calibration with the probabilities of other places, and a rule that needs no incorrect
+    answers."""
     incorrect = int((~examples.right).sum())
     note = FEW_INCORRECT.format(count=incorrect, needed=LEAST_QUERIES)
     rule = None
@@ -284,14 +295,20 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
         if not part.labeled:
             return rule_by_probability(max_risk, options.reject_risk, assumptions=(SELF_CALIBRATED,))
         raise _in_all(refusal, part, rows, options, queries) from None
-    return replace(rule, guaranteed=guaranteed)
+    if part.labeled:
+        return replace(rule, guaranteed=guaranteed)
+    # Without labels, an answer that is less certain than every correct one of the sample is not accepted.
+    surest = float(part.features[rows][part.right[rows]].max(initial=-np.inf))
+    return replace(rule, guaranteed=False, accept_at=min(rule.accept_at, surest))
 
 
 def _in_all(
     refusal: RiskRefused, part: Examples, rows: Rows, options: CalibrateOptions, queries: int
 ) -> RiskRefused:
     """Return the error with the number of labelled queries in both parts, and the label to check."""
-    needed = None if refusal.needed is None else int(np.ceil(refusal.needed / (1 - options.fit_share)))
+    used = 1 - options.fit_share  # of the labelled queries; fewer if their out-of-map queries are too many
+    used *= 1.0 if part.counterparts else len(rows) / len(part.right)
+    needed = None if refusal.needed is None else int(np.ceil(refusal.needed / used))
     max_risk = options.max_risk or 0.0
     subject, advice = claim(max_risk, options.confidence), ["allow a higher risk"]
     if needed is None:

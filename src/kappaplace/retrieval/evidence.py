@@ -35,7 +35,7 @@ class Evidence:
     references: References
     """The R references."""
     matches: Matches
-    """N×K, best first; ``indices`` are row numbers of references."""
+    """Matches of the queries, N×K, best first; ``indices`` are row numbers of references."""
     agreement: Floats | None = None
     """Patch agreement with each of the first matches, N×rerank, in [0, 1]; None if not computed."""
     pool: Matches | None = None
