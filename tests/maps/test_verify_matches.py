@@ -47,7 +47,8 @@ def test_the_first_matches_are_ordered_by_agreement(town, model, queries, tmp_pa
         order = np.argsort([-value for value in agreement], kind="stable")
         names = [before.matches[i].name for i in order] + [match.name for match in before.matches[5:]]
         assert [match.name for match in after.matches] == names
-        assert after.signals["patches"] == pytest.approx(1 - max(agreement), abs=1e-6)
+        # Weights are similarities of float16 maps, whose last bits depend on the batch size.
+        assert after.signals["patches"] == pytest.approx(1 - max(agreement), abs=1e-4)
         assert "patches" not in before.signals
         assert any("ordered by how well their patches" in note for note in after.notes)
 
