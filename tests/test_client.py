@@ -14,6 +14,7 @@ import pytest
 
 from kappaplace import Client, KappaPlaceError
 from kappaplace.client import ServiceError
+from kappaplace.maps import LocalizeOptions
 
 Reply = tuple[int, dict[str, str], bytes]
 Serve = Callable[..., tuple[str, list[Any]]]
@@ -126,3 +127,28 @@ def test_what_is_no_service_is_told_in_a_sentence(serve: Serve) -> None:
         Client(url).maps()
     with pytest.raises(KappaPlaceError, match="at least one image"):
         Client(url).localize_batch([])
+
+
+def test_a_sequence_is_sent_with_its_session(serve: Serve) -> None:
+    url, requests = serve((200, {}, b'{"answers": []}'))
+    assert Client(url, map="town").localize_sequence([b"one", b"two"], "bus-7", k=3) == []
+    path, _, body = requests[0]
+    assert path == "/v1/localize/batch"
+    for name, value in {"session": "bus-7", "k": "3", "map": "town"}.items():
+        assert f'name="{name}"\r\n\r\n{value}\r\n'.encode() in body
+    assert body.index(b"one") < body.index(b"two")
+
+
+def test_a_record_has_all_options(serve: Serve) -> None:
+    url, requests = serve((200, {}, b'{"answers": []}'))
+    options = LocalizeOptions(k=3, area=(1.0, 2.0, 30.0), coverage=0.9, group="night")
+    assert Client(url).localize_batch([b"one"], options, max_risk=0.1) == []
+    body = requests[0][2]
+    fields = {"k": "3", "area": "1.0,2.0,30.0", "coverage": "0.9", "group": "night", "max_risk": "0.1"}
+    for name, value in fields.items():
+        assert f'name="{name}"\r\n\r\n{value}\r\n'.encode() in body
+    assert b'name="heading"' not in body
+    with pytest.raises(KappaPlaceError, match="passed twice"):
+        Client(url).localize_batch([b"one"], options, rerank=0)
+    with pytest.raises(KappaPlaceError, match="outside_rate is not available over HTTP"):
+        Client(url).localize(b"one", LocalizeOptions(outside_rate=0.5))

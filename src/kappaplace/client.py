@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
@@ -33,7 +33,7 @@ from kappaplace.types import Json
 
 if TYPE_CHECKING:
     from kappaplace.data import Circle, Source
-    from kappaplace.maps import Localization
+    from kappaplace.maps import Localization, LocalizeOptions
     from kappaplace.types import Embeddings
 
 TRIES = 4
@@ -87,26 +87,26 @@ class Client:
     def localize(
         self,
         image: Source,
-        k: int = 10,
+        k: int | LocalizeOptions = 10,
         *,
         area: Circle | None = None,
         order: str = "similarity",
         rerank: int | None = None,
         max_risk: float | None = None,
-        coverage: float | None = None,
+        heading: float | None = None,
         map: str | None = None,
     ) -> Localization:
         """Estimate where an image was taken.
 
         Args:
             image: A path, the bytes of a file, a NumPy array or a Pillow image.
-            k: Number of matches.
-            area: Search only this circle: x, y and radius in metres of the map's frame.
+            k: Number of matches, or a record with all options, such as ``coverage``.
+            area: Search only this circle: x, y and radius in metres of the map's frame, or latitude,
+                longitude (degrees) and radius (metres).
             order: Order of the matches: "similarity" or "probability".
             rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
             max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
-            coverage: Also return the smallest set of places that contains the correct one with this
-                probability.
+            heading: Direction of view in degrees clockwise from north, if it is known.
             map: Name of the map. Default: the map of the client.
 
         Returns:
@@ -115,34 +115,33 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options: dict[str, str | float | None] = {"k": k, "area": _circle(area), "order": order}
-        options |= {"rerank": rerank, "max_risk": max_risk, "coverage": coverage}
+        options = {**_query(k, area, order, rerank, heading), "max_risk": max_risk}
         return localization_of(self._post("/v1/localize", [image], options, map))
 
     @renamed(near="area")
     def localize_batch(
         self,
         images: Iterable[Source],
-        k: int = 10,
+        k: int | LocalizeOptions = 10,
         *,
         area: Circle | None = None,
         order: str = "similarity",
         rerank: int | None = None,
         max_risk: float | None = None,
-        coverage: float | None = None,
+        heading: float | None = None,
         map: str | None = None,
     ) -> list[Localization]:
         """Estimate where several images were taken.
 
         Args:
             images: Paths, bytes of files, NumPy arrays or Pillow images.
-            k: Number of matches per image.
-            area: Search only this circle: x, y and radius in metres of the map's frame.
+            k: Number of matches per image, or a record with all options, such as ``coverage``.
+            area: Search only this circle: x, y and radius in metres of the map's frame, or latitude,
+                longitude (degrees) and radius (metres).
             order: Order of the matches: "similarity" or "probability".
             rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
             max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
-            coverage: Also return the smallest set of places that contains the correct one with this
-                probability.
+            heading: Direction of view in degrees clockwise from north, if it is known.
             map: Name of the map. Default: the map of the client.
 
         Returns:
@@ -151,8 +150,35 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options: dict[str, str | float | None] = {"k": k, "area": _circle(area), "order": order}
-        options |= {"rerank": rerank, "max_risk": max_risk, "coverage": coverage}
+        options = {**_query(k, area, order, rerank, heading), "max_risk": max_risk}
+        answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
+        return [localization_of(answer) for answer in answers]
+
+    def localize_sequence(
+        self,
+        images: Iterable[Source],
+        session: str,
+        k: int = 10,
+        *,
+        rerank: int | None = None,
+        map: str | None = None,
+    ) -> list[Localization]:
+        """Estimate where the next images of a camera were taken, each with the help of those before it.
+
+        Args:
+            images: Paths, bytes of files, NumPy arrays or Pillow images, in their order.
+            session: Id of the camera: letters, digits, - and _. Choose one that no other client uses.
+            k: Number of matches per image.
+            rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            One answer per image, in the same order. No risk is guaranteed.
+
+        Raises:
+            ServiceError: If the service rejects the request.
+        """
+        options: dict[str, Json] = {"k": k, "rerank": rerank, "session": session}
         answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
         return [localization_of(answer) for answer in answers]
 
@@ -180,6 +206,8 @@ class Client:
         *,
         x: float | None = None,
         y: float | None = None,
+        latitude: float | None = None,
+        longitude: float | None = None,
         heading: float | None = None,
         time: float | None = None,
         map: str | None = None,
@@ -190,6 +218,8 @@ class Client:
             image: A path, the bytes of a file, a NumPy array or a Pillow image.
             x: Position along east in metres of the map's frame. Default: unknown.
             y: Position along north in metres.
+            latitude: Degrees north (WGS 84), instead of x and y.
+            longitude: Degrees east.
             heading: Direction of view in degrees clockwise from north.
             time: Seconds since 1970.
             map: Name of the map. Default: the map of the client.
@@ -198,6 +228,7 @@ class Client:
             Name and number of the reference, and whether it is new.
         """
         pose: dict[str, Json] = {"x": x, "y": y, "heading": heading, "time": time}
+        pose |= {"latitude": latitude, "longitude": longitude}
         return self._post("/v1/references", [image], pose, map)
 
     def maps(self) -> list[str]:
@@ -319,6 +350,7 @@ def localization_of(answer: Mapping[str, Any]) -> Localization:
         "signals": {name: _number(value) for name, value in answer["signals"].items()},
         "notes": tuple(answer["notes"]),
         "candidates": candidates,
+        "covariance": None if (rows := answer.get("covariance")) is None else tuple(map(tuple, rows)),
     }
     return _record(Localization, {**answer, **parts})
 
@@ -331,6 +363,21 @@ def _record(cls: type[R], values: Mapping[str, Any]) -> R:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
+
+
+def _query(
+    k: int | LocalizeOptions, area: Circle | None, order: str, rerank: int | None, heading: float | None
+) -> dict[str, Json]:
+    """Return the form fields of a query, from single options or from a record."""
+    from kappaplace.maps import LocalizeOptions
+
+    if not isinstance(k, LocalizeOptions):
+        return {"k": k, "area": _circle(area), "order": order, "rerank": rerank, "heading": heading}
+    if (area, order, rerank, heading) != (None, "similarity", None, None):
+        raise KappaPlaceError("Options were passed twice. Pass all of them in the record.")
+    if k.outside_rate is not None:
+        raise KappaPlaceError("outside_rate is not available over HTTP. Omit it.")
+    return {**asdict(k), "area": _circle(k.area)}
 
 
 def _circle(area: Circle | None) -> str | None:

@@ -15,7 +15,7 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.risk import RiskRefused
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import BuildOptions, LabelOptions, PlaceMap
+from kappaplace.maps import BuildOptions, LabelOptions, LocalizeOptions, PlaceMap
 from kappaplace.maps.answer import write_csv
 from kappaplace.maps.tune.label_sheet import write_labels
 from kappaplace.models.checkpoint import load_model
@@ -216,7 +216,8 @@ def test_candidate_sets_contain_the_correct_place(
     calibrated: PlaceMap, fresh: PlaceMap, street: PlaceImages
 ) -> None:
     queries = street.image_paths(street.query_rows)
-    answers = calibrated.localize(queries, coverage=0.9)
+    options = LocalizeOptions(coverage=0.9)
+    answers = calibrated.localize(queries, options)
     hits = []
     for row, answer in zip(street.query_rows, answers, strict=True):
         assert answer.candidates is not None
@@ -229,11 +230,12 @@ def test_candidate_sets_contain_the_correct_place(
     assert np.mean(hits) >= 0.85
     assert max(len(answer.candidates.places) for answer in answers if answer.candidates) > 1
     assert all("candidates" not in answer.to_dict() for answer in calibrated.localize(queries[:2]))
-    near = calibrated.localize(queries[0], coverage=0.9, area=(*street.positions[street.query_rows[0]], 90.0))
+    x, y = street.positions[street.query_rows[0]].tolist()
+    near = calibrated.localize(queries[0], replace(options, area=(x, y, 90.0)))
     assert near.candidates is not None
     assert not near.candidates.guaranteed
     assert "(not guaranteed)" in near.candidates.sentence
     with pytest.raises(KappaPlaceError, match="Candidate sets need a calibration on queries"):
-        fresh.localize(queries[0], coverage=0.9)
+        fresh.localize(queries[0], options)
     with pytest.raises(KappaPlaceError, match="coverage must be between 0 and 1"):
-        calibrated.localize(queries[0], coverage=1.5)
+        LocalizeOptions(coverage=1.5)

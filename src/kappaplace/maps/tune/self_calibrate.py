@@ -42,7 +42,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.embed import preprocessing_of
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.store import Indices, parts
-from kappaplace.maps.tune.calibrate import MATCHES, PAIRS, keep, similarities_to
+from kappaplace.maps.tune.calibrate import MATCHES, PAIRS, keep, similarities_to, with_errors
 from kappaplace.progress import track
 from kappaplace.retrieval.evidence import from_pool
 from kappaplace.retrieval.exact import search_matrix
@@ -228,7 +228,11 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
                 assert evidence.pool is not None  # re-ranked
                 listed = np.take_along_axis(drawn.positives, evidence.pool.indices, axis=1)
                 place = correct_places(place_numbers(evidence), listed)
-                blocks.append(examples_of(evidence, correct, drawn.outside, part[drawn.rows], place=place))
+                examples = examples_of(evidence, correct, drawn.outside, part[drawn.rows], place=place)
+                # The radius comes from images whose place was removed: an image in the map finds itself.
+                poses = np.array(store.gather("poses", part[drawn.rows])[:, :3], np.float64)
+                poses[present[drawn.rows] & ~drawn.without_place] = np.nan
+                blocks.append(with_errors(place_map, examples, evidence, poses))
             bar.advance(len(part))
     if not blocks:
         raise KappaPlaceError(
