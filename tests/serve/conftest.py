@@ -109,3 +109,14 @@ def many_scans(scans: int, side: int = 1024) -> bytes:
     data = buffer.getvalue()
     last = data.rindex(b"\xff\xda")
     return data[:-2] + data[last:-2] * scans + data[-2:]
+
+
+def assert_problem(answer: Any) -> None:
+    """An error as RFC 9457 describes it, with the request id also in the header."""
+    values = answer.json()
+    assert set(values) == {"type", "title", "status", "detail", "code", "request_id", "error"}
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert values["status"] == answer.status_code
+    assert values["detail"] == values["error"]
+    assert values["request_id"] == answer.headers["x-request-id"]
+    assert values["type"] == f"/docs#{values['code']}"
