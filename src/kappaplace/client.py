@@ -307,6 +307,7 @@ def localization_of(answer: Mapping[str, Any]) -> Localization:
         "matches": tuple(_record(Match, {**match, "image": ""}) for match in answer["matches"]),
         "signals": {name: _number(value) for name, value in answer["signals"].items()},
         "notes": tuple(answer["notes"]),
+        "covariance": None if (rows := answer.get("covariance")) is None else tuple(map(tuple, rows)),
     }
     return _record(Localization, {**answer, **parts})
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
+import pyproj
 import pytest
 from PIL import Image
 
@@ -242,12 +243,21 @@ def test_a_rejected_match_never_moves_the_pose_whatever_the_risk(town_map, queri
     assert (after.pose.x, after.pose.matches) == (0.0, 1)
 
 
-def test_one_match_alone_has_no_spread(town_map, queries):
-    alone, several = (town_map.localize(queries[0], k=k) for k in (1, 56))
-    assert alone.pose.matches == 1
-    assert "±" not in alone.sentence
-    assert several.pose.matches > 1
-    assert f"± {several.pose.spread:.1f} m" in several.sentence
+def test_the_spread_of_the_matches_is_never_shown_as_an_error(town_map, queries):
+    for answer in (town_map.localize(queries[0], k=k) for k in (1, 56)):
+        assert (answer.radius, answer.radius_level, answer.radius_source) == (None, None, None)
+        assert "±" not in answer.sentence
+        assert f"{answer.latitude:.5f}, {answer.longitude:.5f} (radius unknown)" in answer.sentence
+
+
+def test_positions_are_also_given_in_degrees(town_map, queries):
+    answer = town_map.localize(queries[0])
+    to_degrees = pyproj.Transformer.from_crs(town_map.manifest.frame, "EPSG:4326", always_xy=True)
+    assert answer.frame == town_map.manifest.frame
+    for each in (answer.pose, *answer.matches):
+        longitude, latitude = to_degrees.transform(each.x, each.y)
+        place = answer if each is answer.pose else each
+        assert (place.latitude, place.longitude) == pytest.approx((latitude, longitude), abs=1e-9)
 
 
 def test_ranked_anew_the_margin_is_to_places_other_than_the_new_best(town_map, queries):

@@ -25,8 +25,9 @@ from kappaplace.calibration.decision import decide_matches, match_probabilities
 from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.sources import shipped_note
 from kappaplace.checks import percent
+from kappaplace.data.geodesy import unproject
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.answer import Localization, Match, fused_pose
+from kappaplace.maps.answer import Localization, Match, fused_pose, with_pose
 from kappaplace.maps.options import LocalizeOptions
 from kappaplace.maps.references import MapReferences
 from kappaplace.maps.store import MapStore
@@ -129,7 +130,8 @@ def locate(
     clock.lap("search")
     remarks = [*notes, *((PRIOR,) if area is not None and (calibration or shipped) else ())]
     if not pool.indices.shape[1]:
-        return [_no_match(name, kappa, remarks) for name, kappa in zip(names, _kappas(queries), strict=True)]
+        kappas = zip(names, _kappas(queries), strict=True)
+        return [_no_match(name, kappa, remarks, references.store.manifest.frame) for name, kappa in kappas]
     evidence = None
     if count:
         try:
@@ -284,7 +286,7 @@ def _answers(
         reason = judgment.reasons[row] if judgment.reasons else ""
         valid = judgment.probability is not None and not reason
         inside = None if judgment.inside is None or reason else float(judgment.inside[row])
-        answers.append(
+        answer = (
             Localization(
                 query=name,
                 kappa=kappas[row],
@@ -293,13 +295,15 @@ def _answers(
                 inside=inside,
                 decision=None if judgment.decision is None else judgment.decision[row],
                 in_map=None if inside is None else inside >= SAME_PLACE,
-                pose=fused_pose(matches[row], radius),
+                pose=None,
                 matches=matches[row],
                 signals={key: float(values[row]) for key, values in signals.items()},
                 notes=(UNLIKE.format(reason=reason),) if reason else (),
                 guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
+                frame=store.manifest.frame,
             )
         )
+        answers.append(with_pose(answer, fused_pose(matches[row], radius)))
     return answers
 
 
@@ -344,9 +348,10 @@ def _matches(
     """Return the matches of each query."""
     references, uncertainty = evidence.matches.indices, plain_score(evidence).match
     assert uncertainty is not None
+    latitude, longitude = unproject(poses[:, :, :2].reshape(-1, 2), store.manifest.frame)
     columns = zip(
         references.tolist(),
-        poses.tolist(),
+        np.dstack([poses, latitude.reshape(references.shape), longitude.reshape(references.shape)]).tolist(),
         evidence.cosines.tolist(),
         store.gather("kappa", references).tolist(),
         uncertainty(evidence).tolist(),
@@ -370,17 +375,21 @@ def _matches(
                 decision=decision,
                 reference=reference,
                 image=store.image_path(reference),
+                latitude=north,
+                longitude=east,
             )
-            for rank, (reference, (x, y, heading, time), similarity, kappa, score, probability, decision) in (
-                enumerate(zip(*row, strict=True), 1)
+            for rank, (reference, place, similarity, kappa, score, probability, decision) in enumerate(
+                zip(*row, strict=True), 1
             )
+            for x, y, heading, time, north, east in (place,)
         )
         for row in columns
     ]
 
 
-def _no_match(name: str, kappa: float, notes: Sequence[str]) -> Localization:
-    return Localization(name, kappa, math.nan, None, None, None, None, None, (), {}, tuple(notes))
+def _no_match(name: str, kappa: float, notes: Sequence[str], frame: str) -> Localization:
+    unknown = Localization(name, kappa, math.nan, None, None, None, None, None, (), {}, tuple(notes))
+    return replace(unknown, frame=frame)
 
 
 def _kappas(queries: Queries) -> list[float]:

@@ -134,7 +134,8 @@ class PoseOut(Out):
     y: float
     heading: float | None
     spread: float
-    """Spread of the matches in metres."""
+    """Root mean square distance of the matches from the position in metres. It does not measure the error;
+    `radius` of the answer does."""
     matches: int
     """Number of matches that the position is based on."""
 
@@ -158,6 +159,8 @@ class MatchOut(Out):
     """Index of the reference in this version of the map."""
     thumbnail: str
     """URL of the reference's thumbnail."""
+    latitude: float | None
+    longitude: float | None
 
 
 class LocalizationOut(Out):
@@ -181,6 +184,22 @@ class LocalizationOut(Out):
     guaranteed: bool
     """Whether this risk limit is guaranteed."""
     pose: PoseOut | None
+    latitude: float | None
+    """Degrees north of the estimated position (WGS 84); null without a pose, or in a local frame."""
+    longitude: float | None
+    """Degrees east of the estimated position (WGS 84)."""
+    frame: str
+    """Frame of x and y: EPSG codes, or local."""
+    radius: float | None
+    """The true position is within this many metres of the pose with probability `radius_level`; null if no
+    such radius is known."""
+    radius_level: float | None
+    radius_source: str | None
+    """labels, or map (calibrated on the map's own images, which guarantees nothing)."""
+    covariance: list[list[float]] | None
+    """3×3 covariance of east, north (metres) and heading (radians) if the answer is not far off."""
+    far: float | None
+    """Probability that the answer is far off, so that the covariance does not apply."""
     matches: list[MatchOut]
     signals: dict[str, float | None]
     notes: list[str]
