@@ -51,7 +51,7 @@ def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Json]:
         Values for ``openapi_extra``.
     """
     schema = shape.model_json_schema(by_alias=False)
-    file = {"type": "string", "format": "binary"}
+    file = {"type": "string", "format": "binary", "description": "JPEG, PNG or WebP file."}
     key = "image" if single else "images"
     fields = {name: part for name, part in schema["properties"].items() if name != key}
     if "area" in fields:
