@@ -162,7 +162,6 @@ class Town:
                 "heading": float(self.views.heading[self.rows[r]]),
                 "time": None,
                 "similarity": float(similar[i]),
-                "evidence": _evidence() if behavior.evidence and i == 0 else None,
                 "kappa": self.references[r]["kappa"] if behavior.kappa else None,
                 "uncertainty": float(1 - similar[i]),
                 "probability": float(own[i]) if behavior.calibrated else None,
@@ -186,6 +185,7 @@ class Town:
         radius = behavior.radius if pose is not None else None
         return {
             "id": f"answer-{kind}",
+            "evidence": _evidence() if behavior.evidence else None,
             "latitude": lat,
             "longitude": lon,
             "frame": behavior.frame,
@@ -217,12 +217,12 @@ def _ordered(references: list[dict[str, Any]], values: dict[str, str]) -> list[d
     return sorted(references, key=lambda r: sign * r[by])[:limit]
 
 
-def _evidence() -> dict[str, Any]:
+def _evidence() -> list[list[float]]:
     """Matched patches that are made up: the same places of both pictures, slightly moved."""
     rng = np.random.default_rng(1)
     points = rng.uniform(0.1, 0.9, (14, 2))
     moved = np.clip(points + rng.normal(0, 0.02, (14, 2)), 0, 1)
-    return {"query": points.tolist(), "reference": moved.tolist(), "weights": rng.random(14).tolist()}
+    return np.column_stack([points, moved, rng.random(14)]).tolist()
 
 
 def openapi() -> dict[str, Any]:

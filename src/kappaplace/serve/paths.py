@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
 
 from kappaplace.serve.problems import CODES, KIND, SPECIAL, ApiError
-from kappaplace.serve.schemas import LineOut, ProblemOut
+from kappaplace.serve.schemas import EXAMPLES, LineOut, ProblemOut, example_of
 from kappaplace.serve.served_map import ServedMap
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
@@ -24,7 +24,7 @@ def errors(*codes: int) -> Responses:
 
 
 def describe(app: FastAPI) -> None:
-    """Add the schemas that only errors and streams use to the description of the API."""
+    """Add examples, and the schemas that only errors and streams use, to the description of the API."""
     made = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -34,6 +34,8 @@ def describe(app: FastAPI) -> None:
             schema = shape.model_json_schema(ref_template=SCHEMAS + "{model}", mode="serialization")
             for name, part in {**schema.pop("$defs", {}), shape.__name__: schema}.items():
                 schemas.setdefault(name, part)
+        for name in EXAMPLES["responses"]:  # added last, because FastAPI removes null from its schemas
+            schemas[name]["examples"] = [example_of(name)]
         document["x-error-codes"] = dict(CODES.values()) | SPECIAL
         return document
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
 
@@ -37,11 +37,6 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-def _with_example(schema: dict[str, Any], shape: type[BaseModel]) -> None:
-    if shape.__name__ in EXAMPLES["responses"]:
-        schema["examples"] = [example_of(shape.__name__)]
-
-
 def example_of(name: Json) -> Json:
     """Return the example of a response; inside of examples, the name of another one stands for it."""
     found = EXAMPLES["responses"].get(name) if isinstance(name, str) else name
@@ -55,7 +50,7 @@ def example_of(name: Json) -> Json:
 class Out(BaseModel):
     """Base of responses; examples.json has an example of each."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, json_schema_extra=_with_example)
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 Decided: TypeAlias = Literal["accept", "doubtful", "reject"]

@@ -5,7 +5,6 @@ import { distance, file, known, metres, number, percent, placed, similarity } fr
 import { picture } from "./picture.js";
 
 const SWIPE = 45; // pixels
-const NONE = { query: [], reference: [], weights: [] };
 
 /** `photo` is {url, name, readable}; `move(step)` selects another match. Returns {element, show(match, answer, count)}. */
 export function comparison(photo, move, large = null) {
@@ -27,8 +26,8 @@ export function comparison(photo, move, large = null) {
     patches,
     about,
   );
-  let pairs = NONE;
-  const redraw = () => draw(lines, pictures, toggle.checked ? pairs : NONE);
+  let pairs = [];
+  const redraw = () => draw(lines, pictures, toggle.checked ? pairs : []);
   toggle.addEventListener("change", redraw);
   new ResizeObserver(redraw).observe(pictures);
   pictures.addEventListener("load", redraw, true);
@@ -40,9 +39,9 @@ export function comparison(photo, move, large = null) {
     show(match, answer, count) {
       right.replaceChildren(picture(match.thumbnail, `Reference ${file(match.name)}`, { class: "picture whole waiting" }));
       title.textContent = `Match ${match.rank} of ${count}`;
-      pairs = match.evidence ?? NONE;
-      patches.hidden = !pairs.query.length;
-      patches.lastChild.textContent = `Show the ${pairs.query.length} patches that match`;
+      pairs = (match.rank === 1 && answer.evidence) || []; // the service compares patches with the best match
+      patches.hidden = !pairs.length;
+      patches.lastChild.textContent = `Show the ${pairs.length} patches that match`;
       facts.replaceChildren(...factsOf(match, answer));
       redraw();
     },
@@ -61,18 +60,18 @@ function factsOf(match, answer) {
   return rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
 }
 
-/** Lines between matched patches {query, reference, weights}; points are fractions of each picture's size. */
-function draw(lines, pictures, { query, reference, weights }) {
+/** Lines between matched patches: x and y in both pictures as fractions of their size, and a weight. */
+function draw(lines, pictures, pairs) {
   const [from, to] = pictures.querySelectorAll("img");
   lines.replaceChildren();
-  if (!query.length || !from?.naturalWidth || !to?.naturalWidth) return;
+  if (!pairs.length || !from?.naturalWidth || !to?.naturalWidth) return;
   const frame = pictures.getBoundingClientRect();
   lines.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
   const [a, b] = [from, to].map((image) => shownBox(image, frame));
-  const most = Math.max(...weights);
-  for (const [i, [x, y]] of query.entries()) {
-    const [x1, y1, x2, y2] = [a.x + x * a.width, a.y + y * a.height, b.x + reference[i][0] * b.width, b.y + reference[i][1] * b.height];
-    const opacity = (0.25 + (0.75 * weights[i]) / most).toFixed(2);
+  const most = Math.max(...pairs.map((pair) => pair[4]));
+  for (const [x, y, u, v, weight] of pairs) {
+    const [x1, y1, x2, y2] = [a.x + x * a.width, a.y + y * a.height, b.x + u * b.width, b.y + v * b.height];
+    const opacity = (0.25 + (0.75 * weight) / most).toFixed(2);
     lines.append(s("line", { x1, y1, x2, y2, opacity }), s("circle", { cx: x1, cy: y1, r: 3, opacity }), s("circle", { cx: x2, cy: y2, r: 3, opacity }));
   }
 }
