@@ -72,7 +72,7 @@ _PLAIN = {
     405: "Method not allowed. See /docs.",
 }
 _PATH = re.compile(r"(?<![\w./])(?:~?/|[a-z]:\\)[^\s/]", re.IGNORECASE)
-"""Start of an absolute path. Its end cannot be determined, because names can contain spaces."""
+"""Start of an absolute path. The end of a path is unknown, because names can contain spaces."""
 FAULT = "Internal error. The log of the service has the details."
 
 
@@ -125,7 +125,7 @@ def public_message(error: KappaPlaceError, folders: Mapping[str, Path]) -> str |
 
 
 def printable(text: str) -> str:
-    """Replace what is not valid text, as file names may contain it and JSON must not."""
+    """Replace characters of file names that are not valid text, because JSON cannot contain them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

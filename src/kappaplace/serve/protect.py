@@ -213,7 +213,7 @@ class Limits:
             problem = (413, self._too_large()) if large else (408, "The request took too long to arrive.")
             # The rest of the body is not read, so the connection cannot be used again.
             await answer(*problem, {"Connection": "close"})(scope, receive, send)
-        except ClientDisconnect:  # nobody receives this answer, but it is counted as a client error
+        except ClientDisconnect:  # no client receives this answer, but it is counted as a client error
             await answer(400, "The request was interrupted. Send it again.")(scope, receive, send)
         except asyncio.CancelledError:  # happens only if a shutdown does not wait any longer
             if not started:
