@@ -65,7 +65,8 @@ class QueryOptions(TypedDict, total=False):
     """Options of a query."""
 
     area: Circle | None
-    """Search only this circle: x, y and radius in metres of the map's frame."""
+    """Search only this circle: x, y and radius in metres of the map's frame, or latitude, longitude (degrees)
+    and radius (metres)."""
     order: str
     """Order of the matches: "similarity" or "probability"."""
     outside_rate: float | None
@@ -74,6 +75,8 @@ class QueryOptions(TypedDict, total=False):
     """Number of top matches to compare patch by patch. Default: the value used for calibration."""
     max_risk: float | None
     """Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee."""
+    heading: float | None
+    """Direction of view in degrees clockwise from north, if it is known."""
 
 
 class Client:
@@ -112,8 +115,8 @@ class Client:
             image: A path, the bytes of a file, a NumPy array or a Pillow image.
             k: Number of matches.
             map: Name of the map. Default: the map of the client.
-            options: Keywords ``area``, ``order``, ``outside_rate``, ``rerank`` and ``max_risk``, see
-                `QueryOptions`.
+            options: Keywords ``area``, ``order``, ``outside_rate``, ``rerank``, ``max_risk`` and ``heading``,
+                see `QueryOptions`.
 
         Returns:
             The answer.
@@ -204,6 +207,8 @@ class Client:
         *,
         x: float | None = None,
         y: float | None = None,
+        latitude: float | None = None,
+        longitude: float | None = None,
         heading: float | None = None,
         time: float | None = None,
         map: str | None = None,
@@ -214,6 +219,8 @@ class Client:
             image: A path, the bytes of a file, a NumPy array or a Pillow image.
             x: Position along east in metres of the map's frame. Default: unknown.
             y: Position along north in metres.
+            latitude: Degrees north (WGS 84), instead of x and y.
+            longitude: Degrees east.
             heading: Direction of view in degrees clockwise from north.
             time: Seconds since 1970.
             map: Name of the map. Default: the map of the client.
@@ -222,6 +229,7 @@ class Client:
             Name and number of the reference, and whether it is new.
         """
         pose: dict[str, Json] = {"x": x, "y": y, "heading": heading, "time": time}
+        pose |= {"latitude": latitude, "longitude": longitude}
         return self._post("/v1/references", [image], pose, map)
 
     def maps(self) -> list[str]:
@@ -392,10 +400,11 @@ def _values(
     outside_rate: float | None = None,
     rerank: int | None = None,
     max_risk: float | None = None,
+    heading: float | None = None,
 ) -> dict[str, Json]:
     """Return a query as fields of a form; an unknown keyword is a TypeError."""
     rates: dict[str, Json] = {"outside_rate": outside_rate, "max_risk": max_risk}
-    return {"k": k, "area": _circle(area), "order": order, "rerank": rerank, **rates}
+    return {"heading": heading, "k": k, "area": _circle(area), "order": order, "rerank": rerank, **rates}
 
 
 def _circle(area: Circle | None) -> str | None:

@@ -152,8 +152,14 @@ def test_a_map_without_calibration_has_no_drift(
     localized(client, query_files[0])
     drift = client.get("/v1/map/drift").json()
     assert drift == {
-        **{"map": "bare", "available": False, "drifting": False, "calibrated": {}, "windows": []},
-        **{"window": 0, "queries": 0, "waiting": 0},
+        "map": "bare",
+        "available": False,
+        "drifting": False,
+        "calibrated": {},
+        "windows": [],
+        "window": 0,
+        "queries": 0,
+        "waiting": 0,
     }
 
 

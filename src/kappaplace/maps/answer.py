@@ -32,7 +32,7 @@ Cell: TypeAlias = "str | float | None"
 
 @dataclass(frozen=True)
 class Pose:
-    """Estimated pose of a query, from the matches that agree with the best one."""
+    """Estimated pose of a query: the pose of its best match."""
 
     x: float
     """Metres to the east in the frame of the map."""
@@ -41,10 +41,10 @@ class Pose:
     heading: float
     """Degrees clockwise from north; NaN if the heading of the best match is unknown."""
     spread: float
-    """Root mean square distance of these matches from the estimate, in metres. It is 0 for a single match,
-    which does not measure the error."""
+    """Root mean square distance of the matches that agree, in metres. It depends on the number of matches and
+    does not measure the error: `Localization.radius` does."""
     matches: int
-    """Number of matches used."""
+    """Number of matches that agree: within the map's radius of the best one, and not rejected."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Localization:
     guaranteed: bool = False
     """Whether the risk of accepting this answer is guaranteed."""
     latitude: float | None = None
-    """Degrees north of the estimated position (WGS 84). None if there is no pose, or if the frame is local."""
+    """Degrees north of the estimated position (WGS 84); None without a pose, or in a local frame."""
     longitude: float | None = None
     """Degrees east of the estimated position (WGS 84)."""
     frame: str = ""
@@ -132,7 +132,8 @@ class Localization:
     """What the radius was calibrated on: "labels" (labelled queries), or "map" (the map's own images, which
     guarantees nothing). None without a calibrated radius."""
     covariance: tuple[tuple[float, float, float], ...] | None = None
-    """Covariance of east, north (metres) and heading (radians, clockwise) if the answer is not far off, 3×3."""
+    """Covariance of east, north (metres) and heading (radians, clockwise), 3×3, if the answer is not far
+    off."""
     far: float | None = None
     """Probability that the answer is far off, so that the covariance does not apply."""
 
@@ -173,38 +174,25 @@ class Localization:
         return {**{key: _plain(value) for key, value in asdict(self).items()}, "sentence": self.sentence}
 
 
-def fused_pose(matches: Sequence[Match], radius: float) -> Pose | None:
-    """Average the poses of the matches that agree with the best one and are not rejected.
+def best_pose(matches: Sequence[Match], radius: float) -> Pose | None:
+    """Return the pose of the best match.
+
+    Means of the matches that agree with it were farther from the truth (docs/maps.md, "Position").
 
     Args:
-        matches: The matches, best first. They are weighted by their probability, or by their similarity if
-            there is none.
+        matches: The matches, best first.
         radius: Distance in metres up to which a match agrees with the best one.
 
     Returns:
-        The weighted mean; None if there is no match, or the best one is rejected or has no position.
+        The pose; None if there is no match, or the best one is rejected or has no position.
     """
-    if not matches:
+    if not matches or matches[0].decision == Decision.REJECT or not math.isfinite(matches[0].x):
         return None
-    poses = np.array([[match.x, match.y, match.heading] for match in matches])
-    agrees = np.hypot(*(poses[:, :2] - poses[0, :2]).T) <= radius  # not if a position is unknown
-    used = agrees & np.array([match.decision != Decision.REJECT for match in matches])
-    if not used[0]:
-        return None
-    probable = all(match.probability is not None for match in matches)
-    weights = np.array([match.probability if probable else match.similarity for match in matches], np.float64)
-    pose, weight = poses[used], np.maximum(weights[used], 0.0)
-    weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(pose), 1 / len(pose))
-    center = weight @ pose[:, :2]
-    spread = math.sqrt(float(weight @ ((pose[:, :2] - center) ** 2).sum(axis=1)))
-    turn = np.radians(pose[:, 2])
-    with np.errstate(invalid="ignore"):  # a match that faces another direction has no heading of the query
-        aligned = np.cos(turn - turn[0]) >= math.cos(math.radians(SAME_VIEW))
-    heading = math.nan
-    if aligned.any():
-        east, north = weight[aligned] @ np.sin(turn[aligned]), weight[aligned] @ np.cos(turn[aligned])
-        heading = math.degrees(math.atan2(east, north)) % 360.0
-    return Pose(float(center[0]), float(center[1]), heading, spread, int(used.sum()))
+    best = matches[0]
+    gaps = [math.hypot(m.x - best.x, m.y - best.y) for m in matches if m.decision != Decision.REJECT]
+    near = [gap for gap in gaps if gap <= radius]  # not if a position is unknown
+    spread = math.sqrt(sum(gap**2 for gap in near) / len(near))
+    return Pose(best.x, best.y, best.heading, spread, len(near))
 
 
 def _meters(value: float) -> str:
@@ -405,7 +393,7 @@ def decide_answer(
     top = rule.decide(uncertainty=[answer.uncertainty], probability=[answer.probability])[0].value
     note = f"Decided for a risk of {percent(max_risk)}. This is an estimate, not a guarantee."
     matches = _decided_matches(answer, match_rule(own, max_risk), top, radius)
-    pose = fused_pose(matches, radius)
+    pose = best_pose(matches, radius)
     notes = (*answer.notes, note)
     decided_answer = replace(answer, decision=top, matches=matches, notes=notes, guaranteed=False)
     return DecidedAnswer(with_pose(decided_answer, pose), max_risk, False)

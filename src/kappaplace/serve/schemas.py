@@ -19,7 +19,11 @@ Risk = Annotated[
 ]
 Area = Annotated[
     list[Meters],
-    Field(min_length=3, max_length=3, description="x, y and radius in metres of the map's frame."),
+    Field(
+        min_length=3,
+        max_length=3,
+        description="x, y and radius in metres of the map's frame, or latitude, longitude and radius.",
+    ),
 ]
 MapName = Annotated[str, Field(description="Name of the map. Default: the first one.")]
 _IMAGE = "JPEG, PNG or WebP file (HEIC if the operator allows it) as base64 or as a data: URL."
@@ -73,6 +77,13 @@ class Options(Body):
     outside_rate: float | None = Field(
         None, ge=0, le=1, description="Expected fraction of out-of-map queries. Default: the calibrated one."
     )
+    heading: float | None = Field(
+        None,
+        ge=0,
+        le=360,
+        description="Direction in which the image looks, in degrees clockwise from north, if it is known. A "
+        "note tells you if the map has no such image there.",
+    )
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
@@ -81,7 +92,7 @@ class Options(Body):
     def localize_options(self) -> LocalizeOptions:
         """Return the options for the map."""
         area = None if self.area is None else area_of(self.area)
-        return LocalizeOptions(self.k, area, self.order, self.outside_rate, self.rerank)
+        return LocalizeOptions(self.k, area, self.order, self.outside_rate, self.rerank, heading=self.heading)
 
 
 class LocalizeBody(Options):
@@ -107,10 +118,13 @@ class EmbedBody(Body):
 
 
 class Placed(Body):
-    """Position of an image to append. Without x and y, the GPS position of its EXIF data is used, if any."""
+    """Position of an image to append, in metres or in degrees. Default: the GPS position of its EXIF data, if
+    any."""
 
     x: Meters | None = Field(None, description="Metres east in the map's frame.")
     y: Meters | None = Field(None, description="Metres north in the map's frame.")
+    latitude: float | None = Field(None, ge=-90, le=90, description="Degrees north (WGS 84), instead of y.")
+    longitude: float | None = Field(None, ge=-360, le=360, description="Degrees east, instead of x.")
     heading: float | None = Field(None, ge=0, le=360, description="Degrees clockwise from north.")
     time: float | None = Field(None, description="Seconds since 1970.")
 
@@ -129,10 +143,10 @@ class PoseOut(Out):
     y: float
     heading: float | None
     spread: float
-    """Root mean square distance of the matches from the position in metres. It does not measure the error;
+    """Root mean square distance of the matches that agree, in metres. It does not measure the error; the
     `radius` of the answer does."""
     matches: int
-    """Number of matches that the position is based on."""
+    """Number of matches that agree with the best one."""
 
 
 class MatchOut(Out):
