@@ -23,7 +23,7 @@ from kappaplace.maps import PlaceMap
 from kappaplace.serve import routes_feedback, routes_localize, routes_map, routes_other
 from kappaplace.serve.connections import HEADER_SECONDS, IN_ALL, guarded
 from kappaplace.serve.decoders import Decoders
-from kappaplace.serve.paths import describe
+from kappaplace.serve.paths import Application
 from kappaplace.serve.problems import add_handlers
 from kappaplace.serve.protect import Limits, SecureHeaders
 from kappaplace.serve.responses import Responses
@@ -80,7 +80,7 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
         for place_map in served.values():
             await place_map.close()
 
-    app = FastAPI(
+    app = Application(
         title="KappaPlace",
         version=package_version(),
         description=DESCRIPTION,
@@ -103,7 +103,6 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
     ):
         app.include_router(router)
     add_handlers(app, app.state.folders)
-    describe(app)
     # The middleware that is added last runs first.
     app.add_middleware(
         Limits, most=settings.max_body, seconds=settings.timeout, at_once=settings.max_requests

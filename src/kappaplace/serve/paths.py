@@ -23,23 +23,23 @@ def errors(*codes: int) -> Responses:
     return {code: {"description": f"{CODES[code][1]}.", "content": {KIND: shape}} for code in codes}
 
 
-def describe(app: FastAPI) -> None:
-    """Add examples, and the schemas that only errors and streams use, to the description of the API."""
-    made = app.openapi
+class Application(FastAPI):
+    """A FastAPI application whose description also has examples, and the schemas of errors and streams."""
 
-    def openapi() -> dict[str, Any]:
-        document = made()
-        schemas = document["components"]["schemas"]
-        for shape in (ProblemOut, LineOut):
-            schema = shape.model_json_schema(ref_template=SCHEMAS + "{model}", mode="serialization")
-            for name, part in {**schema.pop("$defs", {}), shape.__name__: schema}.items():
-                schemas.setdefault(name, part)
-        for name in EXAMPLES["responses"]:  # added last, because FastAPI removes null from its schemas
-            schemas[name]["examples"] = [example_of(name)]
-        document["x-error-codes"] = dict(CODES.values()) | SPECIAL
-        return document
-
-    app.openapi = openapi
+    def openapi(self) -> dict[str, Any]:
+        """Return the description of the API."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            schemas = document["components"]["schemas"]
+            for shape in (ProblemOut, LineOut):
+                schema = shape.model_json_schema(ref_template=SCHEMAS + "{model}", mode="serialization")
+                for name, part in {**schema.pop("$defs", {}), shape.__name__: schema}.items():
+                    schemas.setdefault(name, part)
+            for name in EXAMPLES["responses"]:  # added last, because FastAPI removes null from its schemas
+                schemas[name]["examples"] = [example_of(name)]
+            document["x-error-codes"] = dict(CODES.values()) | SPECIAL
+            self.openapi_schema = document
+        return self.openapi_schema
 
 
 READ = errors(401, 404, 422, 503)

@@ -155,9 +155,10 @@ async def _lines(
     request: Request, images: list[bytes], options: BatchBody, served: ServedMap
 ) -> AsyncIterator[bytes]:
     async for index, result in served.each(images, options):
-        good = isinstance(result, Answer)
         part: dict[str, Json] = (
-            {"answer": _counted(request, result, served)} if good else {"problem": _problem(request, result)}
+            {"answer": _counted(request, result, served)}
+            if isinstance(result, Answer)
+            else {"problem": _problem(request, result)}
         )
         yield json.dumps({"index": index, **part}, ensure_ascii=False).encode() + b"\n"
 

@@ -252,11 +252,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: dict[tuple[str, str, str], int] = {}
+        self._requests: dict[tuple[str, ...], int] = {}
         self._seconds: dict[str, Histogram] = {}
         self._batches: dict[str, Histogram] = {}
-        self._decisions: dict[tuple[str, str], int] = {}
-        self._labels: dict[tuple[str, str, str], int] = {}
+        self._decisions: dict[tuple[str, ...], int] = {}
+        self._labels: dict[tuple[str, ...], int] = {}
         self._probabilities: dict[str, Histogram] = {}
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:

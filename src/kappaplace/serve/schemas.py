@@ -275,6 +275,8 @@ class MapsOut(Out):
     default: str
     writable: bool
     """Whether images can be appended with the write token."""
+    options: list[str]
+    """Names of the options of a query that this version has."""
     labels: bool
     """Whether `POST /v1/labels` is enabled."""
     max_k: int
