@@ -111,7 +111,7 @@ export function browsePage(world) {
     h("h1", {}, "Where would more images help?"),
     h("fieldset", { class: "options" }, h("legend", { class: "unseen" }, "Coloured by"), offered.map(option)),
     words,
-    h("div", { class: "browse-map" }, drawing.element, key, h("p", { class: "muted small" }, "Each dot is an image of the map; its short line points where the camera looked. Large dots belong to the least confident fifth, and numbers to the list."), detail),
+    h("div", { class: "browse-map" }, drawing.element, key, h("p", { class: "muted small" }, "Each dot is an image of the map. Closer, a short line shows where the camera looked. Large dots are the least confident fifth; numbers belong to the list."), detail),
     h("section", { class: "browse-list" }, h("h2", {}, "Start here"), list),
   );
 }
