@@ -97,3 +97,34 @@ def test_the_flag_of_before_names_the_order(words):
     result = CliRunner().invoke(app, ["localize", "town.map", "x.jpg", *words])
     assert result.exit_code == BAD_INPUT
     assert "--order probability" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_positions_are_written_by_the_suffix(kappaplace, world, tmp_path):  # noqa: F811
+    words = ("localize", world / "town.map", world / "asked")
+    kappaplace(*words, "--out", tmp_path / "a.geojson")
+    kappaplace(*words, "--out", tmp_path / "a.gpx")
+    points = [each["geometry"] for each in json.loads((tmp_path / "a.geojson").read_text())["features"]]
+    assert len(points) == 7
+    assert (tmp_path / "a.gpx").read_text().count("<wpt ") == sum(point is not None for point in points)
+    kappaplace(*words, "--out", tmp_path / "a.csv")
+    kappaplace(*words, "--csv", tmp_path / "b.csv")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+    assert "one of these suffixes" in kappaplace(*words, "--out", tmp_path / "a.shp", code=BAD_INPUT)
+
+
+def test_an_area_may_end_with_its_unit(kappaplace, world):  # noqa: F811
+    town_map = PlaceMap.open(world / "town.map")
+    x, y = town_map.store.positions[3].tolist()
+    latitude, longitude = (
+        float(value[0]) for value in unproject(town_map.store.positions[3:4], "EPSG:32610")
+    )
+    one = next(iter(sorted((world / "asked").iterdir())))
+    answers = [
+        json.loads(kappaplace("localize", world / "town.map", one, "--json", "-k", 50, "--area", area))
+        for area in (f"{x},{y},30", f"{latitude:.8f},{longitude:.8f},30m")
+    ]
+    assert answers[0]["matches"] == answers[1]["matches"] != []
+    circle = (latitude, longitude, 30.0)
+    assert [m.name for m in town_map.localize(str(one), k=50, area=circle).matches] == [
+        m["name"] for m in answers[0]["matches"]
+    ]
