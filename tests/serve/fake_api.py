@@ -371,8 +371,7 @@ class FakeApi:
                 tiles = f"{self.address}/static/{{z}}/{{x}}/{{y}}.png" if behave.tiles else None
                 served = {"maps": behave.maps, "default": behave.maps[0]}
                 served |= {"tile_url": tiles, "tile_attribution": behave.attribution or None}
-                options = ["k", "evidence"] if behave.evidence else ["k"]
-                _json(handler, {**served, "labels": behave.labels, "options": options})
+                _json(handler, {**served, "labels": behave.labels})
             case ["v1", "map"]:
                 info = {
                     "name": values.get("map", "town"),

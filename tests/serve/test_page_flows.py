@@ -99,12 +99,12 @@ def test_photo_and_match_side_by_side(visit: Open, api: FakeApi) -> None:
     assert page.inner_text(".which-match") == "Match 2 of 8"
 
 
-def test_patches_are_requested_only_from_a_service_that_has_them(visit: Open, api: FakeApi) -> None:
+def test_patches_are_drawn_if_the_map_has_them(visit: Open, api: FakeApi) -> None:
     for there in (True, False):
         api.behavior.evidence = there
         page = visit()
         ask(page, api)
-        assert (b'name="evidence"' in api.behavior.sent[-1]) is there
+        assert b'name="evidence"\r\n\r\ntrue' in api.behavior.sent[-1]
         assert page.locator(".patch-toggle").is_visible() is there
         assert (page.locator(".patches line").count() > 0) is there
 

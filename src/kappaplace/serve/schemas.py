@@ -87,6 +87,9 @@ class Options(Body):
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
+    evidence: bool = Field(
+        False, description="Whether to return the patches that agree with the best match, for a drawing."
+    )
     map: MapName | None = None
 
     def localize_options(self) -> LocalizeOptions:
@@ -214,6 +217,9 @@ class LocalizationOut(Out):
     notes: list[str]
     seconds: dict[str, float]
     calibration: str
+    evidence: list[list[float]] | None = None
+    """Patches of the query that agree with the best match: x and y in the query, x and y in the match (from
+    0 to 1), and a weight. null unless requested, or if the map has no patches."""
 
 
 class ProblemOut(Out):
@@ -275,8 +281,6 @@ class MapsOut(Out):
     default: str
     writable: bool
     """Whether images can be appended with the write token."""
-    options: list[str]
-    """Names of the options of a query that this version has."""
     labels: bool
     """Whether `POST /v1/labels` is enabled."""
     max_k: int

@@ -59,7 +59,7 @@ async function openMap(name) {
     ]);
     if (opening !== name) return; // another map was selected in the meantime
     const tiles = service.tile_url && { url: service.tile_url, attribution: service.tile_attribution };
-    world = { info, references, calibration, demo: demo?.queries ?? [], labels: service.labels, evidence: service.options?.includes("evidence"), tiles, habits: habits(references) };
+    world = { info, references, calibration, demo: demo?.queries ?? [], labels: service.labels, tiles, habits: habits(references) };
     about.replaceChildren(`${count(info.references)} references`);
     show();
   } catch (error) {

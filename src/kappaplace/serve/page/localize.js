@@ -156,7 +156,7 @@ export function localizePage(world) {
         progress: (part) => (part < 1 ? state.set(`Sending… ${percent(part)}`, part) : state.set(words, null)),
       };
       try {
-        const results = await localize(group.map(({ photo }) => photo), { k: MATCHES, ...(world.evidence ? { evidence: true } : {}) }, watch);
+        const results = await localize(group.map(({ photo }) => photo), { k: MATCHES, evidence: true }, watch);
         if (mine.signal.aborted) return;
         results.forEach((result, i) => Object.assign(group[i], result));
       } catch (error) {
