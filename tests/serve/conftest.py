@@ -40,7 +40,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table.save(folder / "val.parquet")
     model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
     made = PlaceMap.build(table, folder / "town.map", model, options=BuildOptions(thumbnails=True))
-    self_calibrate_map(made, CalibrateOptions(), queries=40)
+    self_calibrate_map(made, CalibrateOptions(rerank=0), queries=40)
     return folder
 
 
