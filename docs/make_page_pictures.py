@@ -12,7 +12,6 @@ from typing import Any
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
-
 from tests.serve.fake_api import FakeApi
 from tests.serve.pages import CHROMIUM, PHONE, ask
 

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["feedback"], dependencies=[Depends(may_re
     "/labels",
     response_model=LabelsOut,
     status_code=201,
-    responses=READ | errors(403),
+    responses=READ | errors(400, 403, 408, 413),
     summary="Label an answer",
 )
 async def label(request: Request, body: LabelBody) -> dict[str, Json]:
