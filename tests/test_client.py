@@ -164,3 +164,13 @@ def test_a_stream_yields_answers_and_errors(serve: Serve) -> None:
 def test_an_unknown_keyword_is_an_error() -> None:
     with pytest.raises(TypeError, match="nearby"):
         Client("http://127.0.0.1:1").localize(b"x", nearby=(0, 0, 1))
+
+
+def test_a_sequence_is_sent_with_its_session(serve: Serve) -> None:
+    url, requests = serve((200, {}, b'{"answers": []}'))
+    assert Client(url, map="town").localize_sequence([b"one", b"two"], "bus-7", k=3) == []
+    path, _, body = requests[0]
+    assert path == "/v1/localize/batch"
+    for name, value in {"session": "bus-7", "k": "3", "map": "town"}.items():
+        assert f'name="{name}"\r\n\r\n{value}\r\n'.encode() in body
+    assert body.index(b"one") < body.index(b"two")

@@ -128,7 +128,7 @@ def test_a_fit_is_calibrated_on_average_and_ranks_pairs() -> None:
     calibration = fit_pairs(signals, same, "model", {"origin": "here"})
     probability = calibration.probability(signals)
     assert probability.mean() == pytest.approx(same.mean(), abs=1e-3)
-    assert probability[same].mean() > probability[~same].mean() + 0.3
+    assert probability[same].mean() > probability[~same].mean() + 0.2
     assert calibration.same_rate == pytest.approx(same.mean())
     assert calibration.facts == {"pairs": 400, "same": int(same.sum()), "origin": "here"}
     del signals["patch-margin"]
@@ -170,6 +170,7 @@ def test_the_shipped_calibration_of_pairs_belongs_to_the_shipped_model() -> None
         np.diff(probability) > 0
     ).all()  # it rises with the agreement, and unrelated images are improbable
     bare = calibration.probability({"patches": agreements["patches"]})
-    assert (np.diff(bare) > 0).all()
+    assert (np.diff(bare) >= 0).all()
     assert bare[0] < 0.2
+    assert bare[-1] > 0.95
     assert shipped_pairs("other", model.preprocessing) is None

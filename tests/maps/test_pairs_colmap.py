@@ -1,6 +1,6 @@
-"""Pair lists for COLMAP: pairs of look-alike places of a synthetic city are removed, right pairs are kept.
+"""Pair lists for COLMAP: most look-alike pairs of a synthetic city are removed, right pairs are kept.
 
-Twin streets of the city have the same façades. COLMAP verifies pairs of twins, whose walls are copies.
+Twin streets have the same façades. Their walls are exact copies, which no comparison of images distinguishes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kappaplace_city.world import ALIASED, NORTH, Segment
 
 pycolmap = pytest.importorskip("pycolmap")
 CORNER, MIDDLE = 0.0, 32.0
-"""Metres along a street: at a corner, half of the view is the crossing; in the middle, all of it is façade."""
+"""Metres along a street: at a corner, half of the view is the crossing; in the middle, all is façade."""
 
 
 class City(NamedTuple):
@@ -61,11 +61,18 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> City:
     for name, image in zip(names, images, strict=True):
         Image.fromarray(image).save(folder / name, quality=95)
     numbers = range(len(names) // 8)
-    places = [f"{number}{place}{twin}" for number in numbers for place in ("corner", "middle") for twin in "AB"]
+    places = [
+        f"{number}{place}{twin}" for number in numbers for place in ("corner", "middle") for twin in "AB"
+    ]
     return City(
         folder,
         [(f"{place}0.jpg", f"{place}1.jpg") for place in places],
-        [(f"{number}cornerA{i}.jpg", f"{number}cornerB{j}.jpg") for number in numbers for i in "01" for j in "01"],
+        [
+            (f"{number}cornerA{i}.jpg", f"{number}cornerB{j}.jpg")
+            for number in numbers
+            for i in "01"
+            for j in "01"
+        ],
         [(f"{number}middleA0.jpg", f"{number}middleB0.jpg") for number in numbers],
         [(f"{a}0.jpg", f"{b}0.jpg") for a in places for b in places if a[0] < b[0]],
     )
@@ -92,9 +99,9 @@ def test_look_alikes_are_removed_and_right_pairs_are_kept(town: City, tmp_path: 
     words = ["pair", "--pairs", pairs, "--images", town.folder, "--min-probability", "0.9", "--out", kept]
     assert CliRunner().invoke(app, list(map(str, words))).exit_code == 0
     left = set(read_pairs(kept)[0])
-    counts = [len(left & set(kind)) / len(kind) for kind in town[1:]]
-    print([f"{len(left & set(kind))} of {len(kind)}" for kind in town[1:]])
-    right, twins, copies, other = counts
-    verified = matched(town.folder, kept, tmp_path / "colmap.db")
-    print(len(verified), len(verified & set(town.right)))
-    assert verified <= left
+    right, twins, copies, other = (len(left & set(kind)) / len(kind) for kind in town[1:])
+    assert right >= 0.9  # 24 of 24 are kept
+    assert other <= 0.35  # 56 of 240 are kept, 184 removed
+    # A limit: the walls of twins are copies, so no pair of them is removed, and COLMAP verifies them, too.
+    assert min(twins, copies) >= 0.9
+    assert matched(town.folder, kept, tmp_path / "colmap.db") == left

@@ -153,8 +153,8 @@ def fit_calibration(
         {**counts, **examples.facts},
         examples.rerank,
         domain,
-        agreement=AGREEMENT if examples.rerank else 1,
         radius=_fit_radius(examples, uncertainty, parts, options),
+        agreement=AGREEMENT if examples.rerank else 1,
     )
 
 
