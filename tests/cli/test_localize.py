@@ -71,9 +71,10 @@ def test_files_of_something_else_are_refused(kappaplace, world, tmp_path):  # no
     (tmp_path / "own.csv").write_text("a,b\n1,2\n")
     assert "not a file of answers" in kappaplace(*words, tmp_path / "own.csv", code=BAD_INPUT)
     kappaplace(*words, tmp_path / "a.csv")
-    other = (tmp_path / "a.csv").read_text().splitlines(keepends=True)
-    changed = [row.rsplit(",", 1)[0] + ",x\n" for row in other[1:]]
-    (tmp_path / "a.csv").write_text("".join([other[0], *changed]))
+    rows = [line.split(",") for line in (tmp_path / "a.csv").read_text().splitlines()]
+    for row in rows[1:]:
+        row[rows[0].index("calibration")] = "x"
+    (tmp_path / "a.csv").write_text("".join(",".join(row) + "\n" for row in rows))
     assert "another calibration" in kappaplace(*words, tmp_path / "a.csv", code=BAD_INPUT)
     assert (tmp_path / "own.csv").read_text() == "a,b\n1,2\n"
 

@@ -15,11 +15,10 @@ import typer
 from kappaplace.cli.options import MapEncoder, MapFolder
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import check_target
-from kappaplace.maps import LocalizeOptions, OnError
+from kappaplace.maps import LocalizeOptions, OnError, area_of
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
-    from kappaplace.data import Circle
     from kappaplace.maps import Localization, Match, PlaceMap
 
 BAR = 6
@@ -42,8 +41,9 @@ class SearchOptions:
 class AnswerOutput:
     """Options for printing answers and writing them to files."""
 
-    csv: Annotated[
-        Path | None, Help("CSV file for the answers, one row per match. Run the command again to resume.")
+    csv: Annotated[Path | None, Help("CSV file to write, one row per match. Run again to resume.")] = None
+    out: Annotated[
+        Path | None, Help("File of positions to write: .geojson, .gpx, .kml, or .csv like --csv.")
     ] = None
     html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
     verbose: Annotated[
@@ -80,19 +80,24 @@ def localize(
 
         kappaplace localize town.map drive/ --csv answers.csv --html answers.html
 
-        kappaplace localize town.map query.jpg --area 37.7695,-122.4252,100 -k 5 --json
+        kappaplace localize town.map drive/ --out drive.gpx
+
+        kappaplace localize town.map query.jpg --area 37.7695,-122.4252,100m -k 5 --json
     """
-    from kappaplace.maps import AnswerFile
+    from kappaplace.maps import AnswerFile, check_positions_file, write_positions
     from kappaplace.progress import track
     from kappaplace.retrieval import EngineOptions
 
-    for file in (output.csv, output.html):
+    for file in (output.csv, output.out, output.html):
         if file is not None:
             check_target(file)
     engine_options = EngineOptions(uri=search.uri or None, collection=search.collection)
     opened = encoder.open(place_map, search.engine, engine_options)
-    csv = output.csv
-    options = replace(options, area=_area(area, opened.manifest.frame))
+    csv, out = output.csv, output.out
+    if out is not None:
+        check_positions_file(out, opened.manifest.frame)
+        csv, out = (out, None) if csv is None and out.suffix.lower() == ".csv" else (csv, out)
+    options = replace(options, area=area_of(area) if area else None)
     files = _files(images)
     calibration = opened.calibration or opened.borrowed
     table = None if csv is None else AnswerFile(csv, "" if calibration is None else calibration.fingerprint)
@@ -113,6 +118,8 @@ def localize(
             else:
                 _show(part, show_matches, output.verbose)
             bar.advance(len(part))
+    if out is not None:
+        write_positions(answers, out)
     if output.html is not None:
         from kappaplace.reports import write_answers
 
@@ -169,23 +176,6 @@ def _files(images: list[Path]) -> list[str]:
     for image in images:
         files += [str(image / path) for path in images_or_error(image)] if image.is_dir() else [str(image)]
     return files
-
-
-def _area(text: str, frame: str) -> Circle | None:
-    """Return a circle in the frame of the map, from metres or from degrees."""
-    if not text:
-        return None
-    try:
-        first, second, radius = (float(part) for part in text.split(","))
-    except ValueError:
-        raise KappaPlaceError(
-            f'--area must be three numbers, LAT,LON,RADIUS or X,Y,RADIUS, got "{text}".'
-        ) from None
-    if frame != "local" and abs(first) <= 90 and abs(second) <= 180:
-        from kappaplace.data import project_point
-
-        first, second = project_point(first, second, frame)
-    return first, second, radius
 
 
 def _show(answers: Sequence[Localization], matches: bool, verbose: bool) -> None:

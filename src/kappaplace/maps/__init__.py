@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kappaplace.maps.answer import write_pairs as write_pairs
     from kappaplace.maps.build import Report as Report
     from kappaplace.maps.build import add_images as add_images
+    from kappaplace.maps.directions import Directions as Directions
     from kappaplace.maps.embed import load_named_model as load_named_model
     from kappaplace.maps.embed import model_of as model_of
     from kappaplace.maps.embed import preprocessing_of as preprocessing_of
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from kappaplace.maps.options import Patches as Patches
     from kappaplace.maps.options import area_of as area_of
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
+    from kappaplace.maps.positions import check_positions_file as check_positions_file
+    from kappaplace.maps.positions import write_positions as write_positions
     from kappaplace.maps.sources import as_table as as_table
     from kappaplace.maps.store import MapStore as MapStore
     from kappaplace.maps.store import verify_folder as verify_folder

@@ -269,6 +269,7 @@ class OpenMap:
         order: Order = "similarity",
         outside_rate: float | None = None,
         rerank: int | None = None,
+        heading: float | None = None,
         batch_size: int = 32,
     ) -> Localization: ...
 
@@ -282,6 +283,7 @@ class OpenMap:
         order: Order = "similarity",
         outside_rate: float | None = None,
         rerank: int | None = None,
+        heading: float | None = None,
         batch_size: int = 32,
     ) -> list[Localization]: ...
 
@@ -295,6 +297,7 @@ class OpenMap:
         order: Order = "similarity",
         outside_rate: float | None = None,
         rerank: int | None = None,
+        heading: float | None = None,
         batch_size: int = 32,
     ) -> Localization | list[Localization]:
         """Estimate where images were taken.
@@ -302,11 +305,14 @@ class OpenMap:
         Args:
             images: One image or several: paths, bytes, Pillow images or H×W×3 uint8 arrays.
             k: Number of matches per query.
-            area: Search only this circle: x, y and radius in metres in the frame of the map.
+            area: Search only this circle: x, y and radius in metres in the frame of the map, or latitude,
+                longitude (degrees) and radius (metres).
             order: Order of the matches: "similarity" or "probability".
             outside_rate: Expected fraction of out-of-map queries. Default: the calibrated one.
             rerank: Number of top matches to re-rank by patch matching. Default: the number at calibration,
                 or 0. The images of the map are read only if it does not store their patches.
+            heading: Direction in which the images look, in degrees clockwise from north. A note tells you if
+                the map has no such image there.
             batch_size: Number of images to embed at once.
 
         Returns:
@@ -328,7 +334,7 @@ class OpenMap:
         >>> answer.matches[0].name, round(answer.matches[0].similarity, 3), answer.probability
         ('green.png', 1.0, None)
         """
-        options = LocalizeOptions(k, area, order, outside_rate, rerank)
+        options = LocalizeOptions(k, area, order, outside_rate, rerank, heading)
         sources = as_sources(images)
         if not sources:
             raise KappaPlaceError("The list of images to localize is empty. Pass at least one image.")

@@ -19,7 +19,7 @@ from fastapi import Depends, Query, Request
 from PIL import Image
 
 from kappaplace.calibration import Calibration
-from kappaplace.data import PlaceImages, Preprocessing
+from kappaplace.data import LOCAL_FRAME, PlaceImages, Preprocessing, project_point
 from kappaplace.errors import KappaPlaceError, MapLocked
 from kappaplace.files import make_folder, remove_debris, remove_path, replace_file
 from kappaplace.maps import (
@@ -259,8 +259,7 @@ class ServedMap:
     def _append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
         """Write and add an image. The file is named by its content, never by the request."""
         decoded = self._decoders.decode(data, self.preprocessing)  # before anything is written
-        if (placed.x is None) != (placed.y is None):
-            raise KappaPlaceError("A position needs both x and y. Pass both, or none.")
+        placed = self._in_frame(placed)
         name = hashlib.sha256(data).hexdigest()[:32] + _SUFFIX.get(decoded.format, ".jpg")
         folder = make_folder(images_folder(self.map.folder))
         if not self._is_clean:
@@ -280,6 +279,24 @@ class ServedMap:
                 raise busy("Another process is changing the map. Try again later.", 409) from None
             raise
         return PREFIX + name, report.added > 0
+
+    def _in_frame(self, placed: Placed) -> Placed:
+        """Return the position in metres of the map's frame."""
+        if (placed.x is None) != (placed.y is None):
+            raise KappaPlaceError("A position needs both x and y. Pass both, or none.")
+        if placed.latitude is None and placed.longitude is None:
+            return placed
+        if placed.latitude is None or placed.longitude is None or placed.x is not None:
+            raise KappaPlaceError(
+                "A position needs both latitude and longitude, or x and y. Pass one of the two pairs."
+            )
+        frame = self.map.manifest.frame
+        if frame == LOCAL_FRAME:
+            raise KappaPlaceError(
+                "The map has no location on Earth, so it has no latitude and longitude. Pass x and y."
+            )
+        x, y = project_point(placed.latitude, placed.longitude, frame)
+        return placed.model_copy(update={"x": x, "y": y})
 
     def _add(self, file: Path, placed: Placed) -> Report:
         """Add an image with the requested pose; otherwise with the pose of its EXIF data, if any."""
