@@ -249,3 +249,17 @@ def test_a_map_without_its_photos_is_re_ranked_by_its_patches(
     found = answer.json()
     assert found["signals"]["patches"] == pytest.approx(direct.signals["patches"], abs=1e-6)
     assert [match["name"] for match in found["matches"]] == [match.name for match in direct.matches]
+
+
+def test_evidence_is_returned_on_request(
+    client: TestClient, opened: PlaceMap, query_files: list[Path]
+) -> None:
+    data = query_files[0].read_bytes()
+    answer = client.post(
+        "/v1/localize?evidence=true", content=data, headers={"content-type": "image/png"}
+    ).json()
+    direct = opened.match_evidence(str(query_files[0]), answer["matches"][0]["reference"])
+    expected = np.column_stack([direct.query, direct.reference, direct.weights])
+    assert np.array(answer["evidence"]) == pytest.approx(expected, abs=1e-3)
+    plain = client.post("/v1/localize", files={"image": ("q.png", data)}).json()
+    assert plain["evidence"] is None

@@ -23,6 +23,7 @@ from kappaplace.calibration.radius import RadiusModel
 from kappaplace.checks import Bools, Floats
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import from_plain, optional, to_plain
+from kappaplace.retrieval.agreement import AGREEMENT
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.types import Json
 from kappaplace.uncertainty import SCORES, available, score_named
@@ -63,6 +64,21 @@ class Calibration:
     """Calibration without patch matching, for queries or maps whose images are not available."""
     radius: RadiusModel | None = field(default=None, metadata=optional())
     """Errors of positions; None if the true positions of the calibration queries are unknown."""
+    agreement: int = field(default=1, metadata=optional())
+    """Version of the patch agreement at calibration, see `kappaplace.retrieval.agreement.AGREEMENT`."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it was fitted with another version of the patch agreement, whose values differ."""
+        return self.rerank > 0 and self.agreement != AGREEMENT
+
+    def check_patches(self) -> None:
+        """Raise an error if the calibration is `outdated`."""
+        if self.outdated:
+            raise KappaPlaceError(
+                "The calibration was fitted with an earlier version of patch matching, whose values differ. "
+                "Calibrate again."
+            )
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -259,9 +275,13 @@ def judge(
 
     Returns:
         One value per query, and one per match if the calibration was fitted on pairs.
+
+    Raises:
+        KappaPlaceError: If the calibration was fitted with an earlier version of patch matching.
     """
     if calibration is None:
         return Judgment(plain_score(evidence).query(evidence))
+    calibration.check_patches()
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
     domain = calibration.domain
     conclusive = domain is not None and domain.conclusive

@@ -38,6 +38,7 @@ from kappaplace.calibration.risk import RiskRefused, claim, needed_acceptances
 from kappaplace.checks import Bools, Floats, Rows, booleans, percent
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.probability import mass_bins
+from kappaplace.retrieval.agreement import AGREEMENT
 from kappaplace.types import Json
 
 EACH_BIN = 20
@@ -144,6 +145,7 @@ def fit_calibration(
         {**counts, **examples.facts},
         examples.rerank,
         fit_domain(examples.domain, right, options.seed) if examples.domain else None,
+        agreement=AGREEMENT if examples.rerank else 1,
         radius=_fit_radius(examples, uncertainty, parts, options),
     )
 

@@ -66,6 +66,14 @@ SHIPPED_NOT_SO = (
     "No probability: the shipped calibration needs patch matching of {count} matches. Pass images and leave "
     "`rerank` at its default, or run `kappaplace calibrate`."
 )
+OUTDATED_MAP = (
+    "No probability: the map was calibrated with an earlier version of patch matching. Run `kappaplace "
+    "calibrate` again."
+)
+OUTDATED_PLAIN = (
+    "The map was calibrated with an earlier version of patch matching, so the answer uses a second "
+    "calibration, which was fitted without patches. Run `kappaplace calibrate` again."
+)
 PLAIN = "Patches were not compared, so the answer uses a second calibration, which was fitted without them."
 UNLIKE = (
     "No probability, and not accepted: the query differs from the correctly answered queries of the "
@@ -205,10 +213,12 @@ def _calibration_for(
             return None, [SHIPPED_NOT_SO.format(count=rerank_of(shipped))]
     if own is None:
         return None, [NOT_CALIBRATED]
+    if count == 0 and own.plain is not None:
+        return own.plain, [OUTDATED_PLAIN if own.outdated else PLAIN]
+    if own.outdated and count == own.rerank:
+        return None, [OUTDATED_MAP]
     if rerank_of(own) == count:
         return own, []
-    if count == 0 and own.plain is not None:
-        return own.plain, [PLAIN]
     return None, [_not_so_calibrated(own, count)]  # another order of matches gives other scores
 
 
@@ -252,8 +262,13 @@ def _more_outside(calibration: Calibration | None, outside_rate: float | None) -
 
 
 def rerank_of(calibration: Calibration | None) -> int:
-    """Return the number of matches that were re-ranked by patch matching when the calibration was fitted."""
-    return 0 if calibration is None else calibration.rerank
+    """Return the number of matches to re-rank by patch matching for a calibration.
+
+    It is 0 if the version of patch matching has changed and there is a calibration without it.
+    """
+    if calibration is None or (calibration.outdated and calibration.plain is not None):
+        return 0
+    return calibration.rerank
 
 
 def reranking_text(count: int) -> str:
@@ -262,7 +277,7 @@ def reranking_text(count: int) -> str:
 
 
 def _not_so_calibrated(calibration: Calibration, count: int) -> str:
-    return NOT_SO_CALIBRATED.format(then=reranking_text(rerank_of(calibration)), now=reranking_text(count))
+    return NOT_SO_CALIBRATED.format(then=reranking_text(calibration.rerank), now=reranking_text(count))
 
 
 def _applies(calibration: Calibration, evidence: Evidence, count: int) -> bool:

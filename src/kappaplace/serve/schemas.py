@@ -65,6 +65,9 @@ class Options(Body):
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
+    evidence: bool = Field(
+        False, description="Whether to return the patches that agree with the best match, for a drawing."
+    )
     map: MapName | None = None
 
     def localize_options(self) -> LocalizeOptions:
@@ -187,6 +190,9 @@ class LocalizationOut(Out):
     notes: list[str]
     seconds: dict[str, float]
     calibration: str
+    evidence: list[list[float]] | None = None
+    """Patches of the query that agree with the best match: x and y in the query, x and y in the match (from
+    0 to 1), and a weight. null unless requested, or if the map has no patches."""
 
 
 class BatchOut(Out):

@@ -71,6 +71,8 @@ class Answer(NamedTuple):
     """The decided localization; None if the image was only embedded."""
     version: int
     """Version of the map that answered."""
+    evidence: list[list[float]] | None = None
+    """Patches that agree with the best match; None unless requested."""
 
 
 class ServedMap:
@@ -187,8 +189,24 @@ class ServedMap:
             for row, localization in zip(rows, localizations, strict=True):
                 request = jobs[row].options
                 max_risk = None if request is None else request.max_risk
-                answers[row] = Answer(embeddings.take(row), self._decide(localization, max_risk), version)
+                decided = self._decide(localization, max_risk)
+                evidence = None
+                if request is not None and request.evidence:
+                    evidence = self._evidence(jobs[row].image, embeddings.take([row]), localization)
+                answers[row] = Answer(embeddings.take(row), decided, version, evidence)
         return answers
+
+    def _evidence(
+        self, image: Image.Image, embeddings: Embeddings, answer: Localization
+    ) -> list[list[float]] | None:
+        """Return the patches that agree with the best match; None if the map or the model has no patches."""
+        if not answer.matches:
+            return None
+        try:
+            matches = self.map.match_evidence(image, answer.matches[0].reference, embeddings.patches)
+        except KappaPlaceError:
+            return None
+        return np.column_stack([matches.query, matches.reference, matches.weights]).round(4).tolist()
 
     def _embed(self, images: list[Image.Image], patches: bool) -> Embeddings:
         """Embed images that already have their final size; only their values are normalized here."""
@@ -397,6 +415,7 @@ def localization(answer: Answer, served: ServedMap) -> dict[str, Json]:
         "max_risk": result.max_risk,
         "guaranteed": result.guaranteed,
         **values,
+        "evidence": answer.evidence,
     }
 
 
