@@ -10,6 +10,7 @@ from matplotlib.colors import to_hex
 
 from kappaplace.metrics import acceptance_curve, ece_surface, reliability_curve
 from kappaplace.reports import ground as place_map
+from kappaplace.reports.artifacts import Artifacts, slug
 from kappaplace.reports.figures import (
     BINS,
     COLORS,
@@ -32,7 +33,7 @@ from kappaplace.reports.gallery import (
     shown_score,
     worst_failures,
 )
-from kappaplace.reports.html import Artifacts, png_of, slug, svg_of
+from kappaplace.reports.html import png_of, svg_of
 from tests.reports.synthetic import make_images, make_set
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.results import EvaluationResult
+from kappaplace.reports import artifacts
 from kappaplace.reports import html as report_html
 from kappaplace.reports.evaluation import write_report
 from tests.reports.synthetic import make_images, make_result, make_set
@@ -21,8 +22,8 @@ from tests.reports.synthetic import make_images, make_result, make_set
 def _coarse() -> Iterator[None]:
     """Fewer pixels: nothing here looks at them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report_html, "DPI", 50)
-        patch.setattr(report_html, "PHOTO_DPI", 30)
+        patch.setattr(artifacts, "DPI", 50)
+        patch.setattr(artifacts, "PHOTO_DPI", 30)
         yield
 
 
@@ -186,7 +187,7 @@ def test_missing_image_files_are_told(tmp_path: Path) -> None:
 
 
 def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_html, "MOST_BYTES", 12_000)
+    monkeypatch.setattr(artifacts, "MOST_BYTES", 12_000)
     file = write_report(make_result("m", make_set(queries=40, few=True)), tmp_path)
     assert file.stat().st_size < 30_000
     text = Reader(file.read_text()).text

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from kappaplace.reports.html import page as page
     from kappaplace.reports.html import png_of as png_of
     from kappaplace.reports.html import table as table
+    from kappaplace.reports.label import write_label_page as write_label_page
     from kappaplace.reports.localization import write_answers as write_answers
     from kappaplace.reports.localization import write_geotags as write_geotags
-    from kappaplace.reports.localization import write_label_page as write_label_page
     from kappaplace.reports.map_tune import fit_verdict as fit_verdict
     from kappaplace.reports.map_tune import write_drift as write_drift
     from kappaplace.reports.map_tune import write_fit_report as write_fit_report
