@@ -19,7 +19,9 @@ from kappaplace.cli.demo import (
 )
 from kappaplace.models.checkpoint import load_model
 
-SMALL = DemoSettings(size=32, blocks=(1, 1), train_spacing=30.0, queries=40, dim=32, steps=30, batch_size=32)
+SMALL = DemoSettings(
+    size=32, blocks=(1, 1), train_spacing=30.0, queries=40, dim=32, steps=30, batch_size=32, labelled=120
+)
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,8 @@ def _apart(one: Ranked, other: Ranked) -> str:
     """Return whether the intervals overlap, in words; nothing if one is unknown."""
     if not interval(one[2]) or not interval(other[2]):
         return ""
-    assert one[2] is not None and other[2] is not None
+    assert one[2] is not None
+    assert other[2] is not None
     low, high = max(one[2][0], other[2][0]), min(one[2][1], other[2][1])
     return ", but the intervals overlap" if low <= high else ", and the intervals do not overlap"
 

@@ -1,8 +1,8 @@
 """The page for labelling matches in a browser.
 
 It loads nothing from other hosts, and its content security policy forbids it. Images are embedded, and
-scripts and styles must match their hashes. The browser stores every answer. Names of files are hidden: they often
-reveal the place.
+scripts and styles must match their hashes. The browser stores every answer. Names of files are hidden,
+because they often reveal the place.
 """
 
 from __future__ import annotations

@@ -199,8 +199,8 @@ def verdict(facts: FitFacts) -> list[str]:
     check = facts.check
     lines = [
         f"On {check.images} held-out images, the rank correlation of κ with the level of degradation is "
-        f"{_signed(check.with_level)}{_interval(check.level_interval)} (−1 is best), and with the cosine to "
-        f"the original descriptor {_signed(check.with_cosine)}{_interval(check.cosine_interval)} (+1 is best)."
+        f"{_signed(check.with_level)}{_interval(check.level_interval)} (−1 is best), and with the "
+        f"cosine to the original descriptor {_signed(check.with_cosine)}{_interval(check.cosine_interval)} (+1 is best)."
     ]
     if check.before is not None:
         low, high = check.change_interval or (-math.inf, math.inf)
