@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kappaplace.reports.figures import gallery_figure as gallery_figure
     from kappaplace.reports.figures import kappa_figure as kappa_figure
     from kappaplace.reports.figures import reliability_figure as reliability_figure
+    from kappaplace.reports.ground import write_place_map as write_place_map
     from kappaplace.reports.ground import write_table_map as write_table_map
     from kappaplace.reports.html import card as card
     from kappaplace.reports.html import chapter as chapter

@@ -82,6 +82,8 @@ def comparison_headline(results: Sequence[EvaluationResult]) -> str:
 
 def _winner(metric: str, values: Sequence[Ranked]) -> str:
     first, second, *_ = sorted(values, key=lambda each: -each[1])
+    if number(first[1]) == number(second[1]):
+        return f"{first[0]} and {second[0]} have the same {metric}, {_value(first)}."
     return (
         f"{first[0]} has the highest {metric}, {_value(first)}; {second[0]} has {_value(second)}"
         f"{_apart(first, second)}."

@@ -407,7 +407,7 @@ def comparison_figure(curves: Mapping[str, Mapping[str, AcceptanceCurve]]) -> Fi
     every = [curve for lines in curves.values() for curve in lines.values()]
     for axis in axes:
         _finish_acceptance(axis, every)
-        axis.set_ylabel("")
+        axis.set(xlabel="coverage", ylabel="")
     for axis in starts:
         axis.set_ylabel("risk")
     handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}

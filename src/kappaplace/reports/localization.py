@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 CARDS = 3
 MOST_ANSWERS = 200
 """Maximum number of answers on a page; browsers are slow with more images."""
+MOST_LISTED = 12
+"""Maximum number of answers that are listed; more of them are folded into a chapter per decision."""
 MOST_EVIDENCE = 24
 """Maximum number of answers with matched patches, which take time to compute."""
 MOST_REFERENCES = 20_000
@@ -84,12 +86,25 @@ def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: st
         sections.append(paragraph(text, small=True))
     if len(shown) > 1:
         sections += [_film(shown), _overview(store, shown)]
+    pieces = []
     with track("Writing the page", len(shown)) as bar:
         for position, answer in enumerate(shown):
-            sections.append(_answer(place_map, answer, position, only=len(shown) == 1))
+            pieces.append(_answer(place_map, answer, position, only=len(shown) == 1))
             bar.advance()
+    sections += pieces if len(shown) <= MOST_LISTED else _by_decision(shown, pieces)
     text = page(f"Where was this? {store.manifest.name}".strip(), _summary(answers, len(store)), sections)
     write_file(Path(file), text.encode("utf-8", "backslashreplace"))
+
+
+def _by_decision(answers: Sequence[Localization], pieces: Sequence[str]) -> list[str]:
+    """Return one chapter per decision, so that many answers do not make the page long."""
+    chapters = []
+    for decision, outcome in OUTCOMES.items():
+        rows = [row for row, answer in enumerate(answers) if answer.decision == decision]
+        if rows:
+            title = f"{len(rows):,} {outcome}"
+            chapters.append(chapter(title, [pieces[row] for row in rows], f"decision-{decision or 'none'}"))
+    return chapters
 
 
 def _summary(answers: Sequence[Localization], references: int) -> str:

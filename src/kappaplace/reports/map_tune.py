@@ -200,7 +200,8 @@ def verdict(facts: FitFacts) -> list[str]:
     lines = [
         f"On {check.images} held-out images, the rank correlation of κ with the level of degradation is "
         f"{_signed(check.with_level)}{_interval(check.level_interval)} (−1 is best), and with the "
-        f"cosine to the original descriptor {_signed(check.with_cosine)}{_interval(check.cosine_interval)} (+1 is best)."
+        f"cosine to the original descriptor {_signed(check.with_cosine)}{_interval(check.cosine_interval)} "
+        "(+1 is best)."
     ]
     if check.before is not None:
         low, high = check.change_interval or (-math.inf, math.inf)
@@ -333,7 +334,7 @@ def drift_figure(monitor: DriftMonitor) -> Figure:
         if monitor.waiting:
             middle = float(np.median(monitor.waiting_values[name]))
             axis.plot([monitor.queries], [middle], "o", color=COLORS[0], markerfacecolor="none")
-        axis.set_ylabel(plain("κ" if name == "kappa" else name))
+        axis.set_ylabel(plain(_name(name)))
     axes[-1].set_xlabel("number of queries")
     axes[-1].set_xlim(left=0)
     return figure
@@ -379,13 +380,21 @@ def _page(monitor: DriftMonitor, figure: Figure, title: str) -> str:
     sections = [counts(numbers), *(paragraph(text) for text in warnings[1:])]
     sections.append(drawing(figure, "Signals of incoming queries by window", HOW_TO_READ))
     rows = [
-        [f"{window.queries:,}", _date(window.time), "; ".join(w.sentence for w in window.warnings) or "–"]
+        [
+            f"{window.queries:,}",
+            _date(window.time),
+            ", ".join(dict.fromkeys(f"{_name(w.signal)} {w.direction}" for w in window.warnings)) or "–",
+        ]
         for window in reversed(history)
     ]
     if rows:
-        sections += [heading("Windows"), table(["queries so far", "full at", "warnings"], rows, words=True)]
+        sections += [heading("Windows"), table(["queries so far", "full at", "changes"], rows)]
     note = f"A window has {monitor.window:,} queries; {monitor.waiting:,} are in the current one."
     return page(title, lead, [*sections, paragraph(note, small=True)])
+
+
+def _name(signal: str) -> str:
+    return "κ" if signal == "kappa" else signal
 
 
 def _date(seconds: float | None) -> str:
