@@ -44,9 +44,9 @@ LABELLED_SEED = 100_003
 """Added to the seed for the labelled queries, so that they differ from the evaluated ones."""
 DECISIONS = {"accept": "accepted", "doubtful": "doubtful", "reject": "rejected"}
 MEANING = {
-    "Accepted": "Use these answers: their error rate stays within the limit.",
+    "Accepted": "Use these answers: with 95% confidence, their error rate stays within the limit.",
     "Doubtful": "Check these answers, or take another photo.",
-    "Rejected": "Do not use these answers: most of them are wrong.",
+    "Rejected": "Do not use these answers: at most 20% of such answers would be correct.",
 }
 ABOUT_SCORES = (
     "ECE@K compares the fraction of correct queries in ten bins of a score with the expected fraction of "

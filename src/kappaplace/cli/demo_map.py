@@ -67,7 +67,7 @@ class MapResult:
         return (
             f"Of {queries:,} queries, {accepted:,} were accepted and {self.wrong:,} of them are wrong "
             f"({share}; limit {MAX_RISK:.0%}). A threshold on cosine at the same risk would accept "
-            f"{self.cosine.accepted:,}{f' ({self.cosine.wrong:,} wrong)' if self.cosine.accepted else ''}."
+            f"{self.cosine.accepted or 'none'}."
         )
 
     def examples(self, count: int) -> list[tuple[str, list[int]]]:
