@@ -48,6 +48,7 @@ MEANING = {
     "Doubtful": "Check these answers, or take another photo.",
     "Rejected": "Do not use these answers: at most 20% of such answers would be correct.",
 }
+NONE = "None: the labels do not show that any group of answers has such a risk."
 ABOUT_SCORES = (
     "ECE@K compares the fraction of correct queries in ten bins of a score with the expected fraction of "
     "each bin. Lower is better, but rescaling the score changes it. AUROC is the probability that a correct "
@@ -81,7 +82,7 @@ class DemoSettings:
     train_spacing: float = 20.0
     """Metres of road between classes, because adjacent classes would look alike."""
     queries: int = 400
-    labelled: int = 1000
+    labelled: int = 2000
     """Number of labelled queries that calibrate the map; other queries than those that are evaluated."""
     dim: int = 128
     steps: int = 700
@@ -363,7 +364,7 @@ def _examples(result: DemoResult, mapped: MapResult) -> list[str]:
     pieces = []
     for title, rows in mapped.examples(EXAMPLES):
         pieces.append(heading(title))
-        pieces.append(paragraph(MEANING[title], small=True) if rows else paragraph("None."))
+        pieces.append(paragraph(MEANING[title] if rows else NONE, small=True))
         for query in rows:
             answer = mapped.answers[query]
             matches = [match.reference for match in answer.matches[:GALLERY_MATCHES]]
