@@ -5,7 +5,7 @@ python benchmarks/pairs.py --data DATA --csv results/pairs.csv --out pairs.json
 Each query of a public dataset (docs/real_images.md; up to 300 per dataset) gives two pairs: with a random
 correct reference, and with the best-looking wrong one. That is the most similar reference of another place,
 or, for every second query, the one of the ten most similar whose patches agree best. Frames within ten of a
-correct one are not used. Probabilities of a family are fitted on all other families; for cosine, patches and
+correct one are not used. Probabilities of a family are fitted on all other families; for cosine and
 SIFT inliers alone, by logistic regression. "with map" compares also with the other references of the dataset.
 --out writes the calibration that is shipped with the model, fitted on all families.
 """
@@ -148,7 +148,6 @@ def predictions(others: Pairs, held: Pairs) -> dict[str, Floats]:
     bare = {name: values for name, values in held.signals.items() if name != "patch-margin"}
     scores = {
         "cosine": (others.signals["cosine"], held.signals["cosine"]),
-        "patches": (others.signals["patches"], held.signals["patches"]),
         "SIFT inliers": (-np.log1p(others.inliers), -np.log1p(held.inliers)),
     }
     alone = {
@@ -157,7 +156,7 @@ def predictions(others: Pairs, held: Pairs) -> dict[str, Floats]:
     }
     return {
         **alone,
-        "pair": calibration.probability(bare),
+        "pair (patches)": calibration.probability(bare),
         "pair with map": calibration.probability(held.signals),
     }
 

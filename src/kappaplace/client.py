@@ -115,7 +115,7 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
+        options: dict[str, Json] = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
         options |= {"max_risk": max_risk, "heading": heading}
         return localization_of(self._post("/v1/localize", [image], options, map))
 
@@ -151,8 +151,36 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
+        options: dict[str, Json] = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
         options |= {"max_risk": max_risk, "heading": heading}
+        answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
+        return [localization_of(answer) for answer in answers]
+
+    def localize_sequence(
+        self,
+        images: Iterable[Source],
+        session: str,
+        k: int = 10,
+        *,
+        rerank: int | None = None,
+        map: str | None = None,
+    ) -> list[Localization]:
+        """Estimate where the next images of a camera were taken, each with the help of those before it.
+
+        Args:
+            images: Paths, bytes of files, NumPy arrays or Pillow images, in their order.
+            session: Id of the camera: letters, digits, - and _. Choose one that no other client uses.
+            k: Number of matches per image.
+            rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            One answer per image, in the same order. No risk is guaranteed.
+
+        Raises:
+            ServiceError: If the service rejects the request.
+        """
+        options: dict[str, Json] = {"k": k, "rerank": rerank, "session": session}
         answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
         return [localization_of(answer) for answer in answers]
 

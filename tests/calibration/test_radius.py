@@ -142,7 +142,12 @@ def test_too_few_queries_have_no_radius():
     rng = np.random.default_rng(6)
     assert fitted(rng, 9) is None
     few = np.zeros((12, 3))
-    assert fit_radius((rng.random(12), rng.random(12)), (few, few), LIMIT).radii == (None,)
+    model = fit_radius((rng.random(12), rng.random(12)), (few, few), LIMIT)
+    assert np.isnan(model.estimate(rng.random(9), np.zeros(9)).radius).all()
+    for count, radius in ((18, None), (19, 5.0)):  # 19 errors are the fewest with a 95% quantile
+        u, v = np.linspace(0, 1, 200), np.linspace(0, 0.1, count)
+        errors = np.tile([3.0, -4.0, 0.0], (count, 1))
+        assert fit_radius((u, v), (np.zeros((200, 3)), errors), LIMIT).radii == (radius,)
     assert fit_radius((np.ones(50), np.ones(50)), (np.zeros((50, 3)),) * 2, LIMIT) is None
     for wrong in ({"level": 1.0}, {"limit": 0.0}, {"limit": math.inf}):
         with pytest.raises(KappaPlaceError):

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.markdown import ROOT
-from tests.docs.photos import write_photos
+from tests.docs.photos import write_photos, write_walk
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 _BLOCK = re.compile(r"^```(bash|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -41,6 +41,7 @@ _NUMBER = re.compile(r"[-+]?\d+\.\d+|\(\d+ s\)")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared")
     write_photos(folder)
+    write_walk(folder / "walk.mp4")
     return folder
 
 

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kappaplace.data.readers.trajectory import read_trajectory
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import Localization, PlaceMap, check_positions_file, write_positions
 from kappaplace.maps.answer import COLUMNS, FIRST_COLUMNS, AnswerFile
@@ -107,5 +108,23 @@ def test_a_local_frame_has_metres_only(answers, tmp_path):
     for suffix in (".gpx", ".kml"):
         with pytest.raises(KappaPlaceError, match="no location on Earth"):
             write_positions(local, tmp_path / f"a{suffix}")
-    with pytest.raises(KappaPlaceError, match=r"\.geojson, \.gpx or \.kml files, got 'a\.shp'"):
+    with pytest.raises(KappaPlaceError, match=r"\.gpx, \.kml or \.mcap files, got 'a\.shp'"):
         check_positions_file("a.shp", "local")
+
+
+def test_timed_answers_are_a_track_of_the_accepted_ones(answers, tmp_path):
+    first = replace(answers[1], decision="accept")
+    walk = [
+        replace(first, query=str(row), time=1_777_629_600.0 + row / 2, decision=decision)
+        for row, decision in enumerate(("accept", "accept", "doubtful", "accept"))
+    ]
+    write_positions([*walk, answers[0]], tmp_path / "a.gpx")
+    root = ElementTree.parse(tmp_path / "a.gpx").getroot()
+    assert [child.tag.rpartition("}")[2] for child in root] == ["wpt", "trk"]
+    segments = root.findall("g:trk/g:trkseg", GPX)
+    names = [[point.findtext("g:name", namespaces=GPX) for point in part] for part in segments]
+    assert names == [["0", "1"], ["3"]]
+    times = [point.findtext("g:time", namespaces=GPX) for point in segments[0]]
+    assert times == ["2026-05-01T10:00:00.000+00:00", "2026-05-01T10:00:00.500+00:00"]
+    path = read_trajectory(tmp_path / "a.gpx")  # as the readers of tables read it
+    assert path.time.tolist() == [each.time for each in walk if each.decision == "accept"]

@@ -15,7 +15,7 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap
-from kappaplace.maps.localize import PLAIN, rerank_of
+from kappaplace.maps.localize import OUTDATED_MAP, OUTDATED_PLAIN, PLAIN, rerank_of
 from kappaplace.maps.tune.calibrate import calibrate_map, reranking_note
 from kappaplace.maps.tune.label import calibrate_map_on_labels, open_sheet
 from kappaplace.maps.tune.label_sheet import NO, YES, Sample, Sheet, read_labels, write_labels
@@ -47,7 +47,8 @@ def test_the_first_matches_are_ordered_by_agreement(town, model, queries, tmp_pa
         order = np.argsort([-value for value in agreement], kind="stable")
         names = [before.matches[i].name for i in order] + [match.name for match in before.matches[5:]]
         assert [match.name for match in after.matches] == names
-        assert after.signals["patches"] == pytest.approx(1 - max(agreement), abs=1e-6)
+        # Weights are similarities of float16 maps, whose last bits depend on the batch size.
+        assert after.signals["patches"] == pytest.approx(1 - max(agreement), abs=1e-4)
         assert "patches" not in before.signals
         assert any("ordered by how well their patches" in note for note in after.notes)
 
@@ -103,6 +104,23 @@ def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, q
     (blind,) = shown.localize_embeddings(shown.embed(queries[:1]), ["q"])  # nothing to compare with
     assert blind.calibration == (made.plain.fingerprint if fitted else made.fingerprint)
     assert shown.localize(queries[0], order="probability").calibration == made.fingerprint
+
+
+def test_a_calibration_of_earlier_patch_matching_is_not_applied(again, shown, queries):
+    made = calibrate_map(shown, again, replace(LAX, rerank=4))
+    older = replace(made, agreement=1)  # as in files that do not name the version
+    shown.calibrate_with(older, "a test", guarantee=True)
+    opened = PlaceMap.open(shown.folder)
+    answer = opened.localize(queries[0])
+    assert answer.calibration == made.plain.fingerprint
+    assert OUTDATED_PLAIN in answer.notes
+    assert "patches" not in answer.signals
+    for calibration, rerank in ((older, 4), (replace(older, plain=None), None)):
+        opened.calibrate_with(calibration, "a test", guarantee=True)
+        answer = opened.localize(queries[0], rerank=rerank)
+        assert (answer.probability, answer.decision, answer.calibration) == (None, None, "")
+        assert OUTDATED_MAP in answer.notes
+        assert "patches" in answer.signals
 
 
 def labeled(sheet: Sheet) -> Sheet:

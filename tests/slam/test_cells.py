@@ -152,3 +152,5 @@ def test_the_model_that_comes_with_the_package_closes_loops_as_it_is() -> None:
     again = [c for c in closer.closures if c.query - c.match == 6]
     assert len(again) >= 4
     assert all(c.probability is not None and c.agreement == pytest.approx(1.0) for c in again)
+    with pytest.raises(KappaPlaceError, match="earlier version of patch matching"):
+        LoopCloser(replace(found, agreement=1), settings, patch_maps=patch_maps_of(model))

@@ -270,8 +270,8 @@ def judge(
         evidence: Results of the retrieval.
         calibration: The calibration. None: return only the uncertainty.
         outside_rate: Expected fraction of out-of-map queries. Default: the fraction at calibration.
-        bank: Correctly answered queries of other maps, used if the calibration has too few.
-            Nothing is guaranteed then.
+        bank: Correctly answered queries of other maps. If the calibration has too few queries of its own, a
+            query must be like both, and nothing is guaranteed.
 
     Returns:
         One value per query, and one per match if the calibration was fitted on pairs.
@@ -285,7 +285,7 @@ def judge(
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
     domain = calibration.domain
     conclusive = domain is not None and domain.conclusive
-    reasons = _reasons(evidence, calibration, domain if conclusive or bank is None else None, bank)
+    reasons = _reasons(evidence, calibration, bank)
     decision = pairs = guaranteed = None
     if (rule := calibration.rule) is not None:  # the rule was set for the rate of the calibration
         expected = calibration.right.probability(uncertainty, calibration.outside_rate)
@@ -310,14 +310,13 @@ def judge(
     )
 
 
-def _reasons(
-    evidence: Evidence, calibration: Calibration, own: Domain | None, bank: Domain | None
-) -> tuple[str, ...]:
+def _reasons(evidence: Evidence, calibration: Calibration, bank: Domain | None) -> tuple[str, ...]:
     """Return how each query differs from the correctly answered ones; empty if it does not."""
-    labeled = bool(calibration.facts.get("labelled", True))
-    # Without labels, the calibration was fitted on degraded images, which junk resembles: both domains must
-    # agree.
-    domains = [domain for domain in (own, None if own and labeled else bank) if domain is not None]
+    own, labeled = calibration.domain, bool(calibration.facts.get("labelled", True))
+    # Few queries leave out much of what is different, and degraded images, which a calibration without labels
+    # was fitted on, resemble junk: then both domains must agree.
+    alone = own is not None and own.conclusive and labeled
+    domains = [domain for domain in (own, None if alone else bank) if domain is not None]
     if not domains:
         return ("",) * len(evidence.top)
     signals = domain_signals(evidence)

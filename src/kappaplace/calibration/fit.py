@@ -47,6 +47,10 @@ FEW_INCORRECT = (
     "Probabilities were fitted on other places, because only {count} of the labelled answers are incorrect. "
     "Label at least {needed} incorrect or out-of-map queries to fit them on this map."
 )
+FEW_CORRECT = (
+    "Answers are not guaranteed yet, because queries that differ from the correctly answered ones cannot be "
+    "detected: {count} labelled queries were answered correctly, and {needed} are needed."
+)
 
 
 def fit_calibration(
@@ -112,6 +116,7 @@ def fit_calibration(
     if examples.counterparts and out is not None:  # drift is measured against the in-map queries
         watched = {name: values[~out] for name, values in watched.items()}
         queries = len(np.unique(np.asarray(examples.groups)))
+    domain = fit_domain(examples.domain, right, options.seed) if examples.domain else None
     rule = None
     if options.max_risk is not None:
         part = replace(
@@ -123,6 +128,9 @@ def fit_calibration(
             names=[examples.names[row] for row in parts.threshold.tolist()] if examples.names else (),
         )
         rule = _fit_rule(part, options, options.max_risk, queries)
+        if rule.guaranteed and domain is not None and not domain.conclusive:
+            note = FEW_CORRECT.format(count=len(domain.rows), needed=int(np.ceil(2 / domain.level)))
+            rule = replace(rule, assumptions=(*rule.assumptions, note))
     counts: dict[str, Json] = {
         "queries": queries,
         "right": int(right.sum()),
@@ -144,9 +152,9 @@ def fit_calibration(
         options.outside_rate,
         {**counts, **examples.facts},
         examples.rerank,
-        fit_domain(examples.domain, right, options.seed) if examples.domain else None,
-        agreement=AGREEMENT if examples.rerank else 1,
+        domain,
         radius=_fit_radius(examples, uncertainty, parts, options),
+        agreement=AGREEMENT if examples.rerank else 1,
     )
 
 
@@ -316,14 +324,20 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
         if not part.labeled:
             return rule_by_probability(max_risk, options.reject_risk, assumptions=(SELF_CALIBRATED,))
         raise _in_all(refusal, part, rows, options, queries) from None
-    return replace(rule, guaranteed=guaranteed)
+    if part.labeled:
+        return replace(rule, guaranteed=guaranteed)
+    # Without labels, an answer that is less certain than every correct one of the sample is not accepted.
+    surest = float(part.features[rows][part.right[rows]].max(initial=-np.inf))
+    return replace(rule, guaranteed=False, accept_at=min(rule.accept_at, surest))
 
 
 def _in_all(
     refusal: RiskRefused, part: Examples, rows: Rows, options: CalibrateOptions, queries: int
 ) -> RiskRefused:
     """Return the error with the number of labelled queries in both parts, and the label to check."""
-    needed = None if refusal.needed is None else int(np.ceil(refusal.needed / (1 - options.fit_share)))
+    used = 1 - options.fit_share  # of the labelled queries; fewer if their out-of-map queries are too many
+    used *= 1.0 if part.counterparts else len(rows) / len(part.right)
+    needed = None if refusal.needed is None else int(np.ceil(refusal.needed / used))
     max_risk = options.max_risk or 0.0
     subject, advice = claim(max_risk, options.confidence), ["allow a higher risk"]
     if needed is None:

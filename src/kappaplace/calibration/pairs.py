@@ -1,12 +1,12 @@
 """Probability that two images show the same place, from the two images alone.
 
-A bare pair has no list of matches, so there is no margin. Its signals are the similarity of the descriptors,
-the agreement of the patches, and κ of both images. Their scale depends on the scene: two frames of different
-roads agree more than two views of one building. With a map of the area as background, the agreement is
-therefore compared with the agreement with other places of the map.
+A bare pair has no list of matches, so there is no margin. Its signal is the agreement of the patches, whose
+scale depends on the scene: two frames of different roads can agree more than two views of one building. With
+a map of the area as background, the agreement is therefore compared with the agreement with other places of
+the map.
 
-The probability is a logistic combination of curves of these signals (`fit_combination`), fitted on pairs of
-which a known fraction shows the same place. Bayes' rule converts it to another fraction.
+The probability is a logistic function of the signal, fitted on pairs of which a known fraction shows the same
+place. Bayes' rule converts it to another fraction.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from kappaplace.retrieval.references import Queries, References
 from kappaplace.types import Embeddings, Json
 
 FORMAT = 1
-BARE = ("cosine", "patches", "kappa-low", "kappa-high")
-"""Signals of a pair without background."""
-WITH_MAP = ("patch-margin", "cosine")
-"""Signals of a pair with a map as background. The others do not help."""
-BENDS = 2
-"""Bends in the curves of the signals without background."""
+BARE, BY_DESCRIPTOR, WITH_MAP = "patches", "cosine", "patch-margin"
+"""Signal of a pair without background; the same from a model without patches; and with a map as background.
+
+One signal, because the probability then rises with it. Wrong pairs of the fit are chosen by similarity, so a
+combination with the cosine would give unrelated images a high probability; κ of the images does not help."""
 COMPETING = 5
 """Number of references whose patches are compared for the patch margin."""
 DEEP = 256
@@ -109,7 +108,7 @@ def pair_signals(a: Embeddings, b: Embeddings) -> dict[str, Floats]:
         b: Embeddings of the second images.
 
     Returns:
-        Values by name (N each); higher means less similar, or less certain.
+        Values by name (N each); higher means less similar.
     """
     first, second = (np.asarray(part.descriptor, np.float64) for part in (a, b))
     signals: dict[str, Floats] = {"cosine": 1.0 - np.einsum("nd,nd->n", first, second)}
@@ -119,9 +118,6 @@ def pair_signals(a: Embeddings, b: Embeddings) -> dict[str, Floats]:
             for rows in (slice(start, start + STEP) for start in range(0, len(first), STEP))
         ]
         signals["patches"] = 1.0 - np.concatenate(parts).astype(np.float64)
-    if a.kappa is not None and b.kappa is not None:
-        logs = -np.log(np.stack([a.kappa, b.kappa]).astype(np.float64))
-        signals |= {"kappa-low": logs.max(0), "kappa-high": logs.min(0)}
     return signals
 
 
@@ -181,13 +177,14 @@ def fit_pairs(
             f"places, got {counts[0]} and {counts[1]}. Label more pairs."
         )
 
-    def fitted(names: tuple[str, ...], bends: int) -> Combination:
-        used = [name for name in names if name in signals]
-        return fit_combination(np.stack([signals[name] for name in used], 1), same, used, bends=bends)
+    def fitted(name: str) -> Combination:
+        return fit_combination(signals[name][:, None], same, [name])
 
-    with_map = fitted(WITH_MAP, 0) if set(WITH_MAP) <= set(signals) else None
+    with_map = fitted(WITH_MAP) if WITH_MAP in signals else None
     own: dict[str, Json] = {"pairs": len(same), "same": counts[0], **(facts or {})}
-    return PairCalibration(model, fitted(BARE, BENDS), counts[0] / len(same), with_map, own)
+    return PairCalibration(
+        model, fitted(BARE if BARE in signals else BY_DESCRIPTOR), counts[0] / len(same), with_map, own
+    )
 
 
 def save_pairs(calibration: PairCalibration, file: str | Path) -> None:

@@ -32,7 +32,7 @@ LEVEL = 0.95
 """Default probability of a radius."""
 LIMIT = 4.0
 """Largest radius in radii of a place. Farther answers are on another street, and count as far off."""
-GROUPS, EACH = 4, 80
+GROUPS, EACH = 4, 40
 """Largest number of groups of similar difficulty, and queries per group."""
 ANY_HEADING = math.pi**2 / 3
 """Variance of an unknown heading, in radians²."""

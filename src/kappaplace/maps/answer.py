@@ -26,7 +26,6 @@ from kappaplace.types import Json
 
 SAME_VIEW = 60.0
 """Matches count as facing the same direction if their headings differ by at most this, in degrees."""
-RADIUS_FIELDS = ("radius", "radius_level", "radius_source", "covariance", "far")
 Cell: TypeAlias = "str | float | None"
 
 
@@ -123,6 +122,8 @@ class Localization:
     """Degrees east of the estimated position (WGS 84)."""
     frame: str = ""
     """Frame of x and y: EPSG codes, or "local" for metres without a location on Earth."""
+    time: float | None = None
+    """Time of the image of a sequence in seconds since 1970; None if unknown."""
     radius: float | None = None
     """The true position is at most this many metres from the pose with probability ``radius_level``; None if
     no such radius is known."""
@@ -211,8 +212,8 @@ def with_pose(answer: Localization, pose: Pose | None) -> Localization:
         The answer with the pose.
     """
     if pose is None:
-        unknown: dict[str, None] = dict.fromkeys(("latitude", "longitude", *RADIUS_FIELDS))
-        return replace(answer, pose=None, **unknown)
+        unknown = replace(answer, pose=None, latitude=None, longitude=None, covariance=None, far=None)
+        return replace(unknown, radius=None, radius_level=None, radius_source=None)
     degrees = unproject(np.array([[pose.x, pose.y]]), answer.frame)
     latitude, longitude = (float(value[0]) if np.isfinite(value[0]) else None for value in degrees)
     return replace(answer, pose=pose, latitude=latitude, longitude=longitude)
@@ -397,7 +398,7 @@ def decide_answer(
         return DecidedAnswer(answer, max_risk, answer.guaranteed)
     top = rule.decide(uncertainty=[answer.uncertainty], probability=[answer.probability])[0].value
     note = f"Decided for a risk of {percent(max_risk)}. This is an estimate, not a guarantee."
-    matches = _decided_matches(answer, match_rule(own, max_risk), top, radius)
+    matches = decided_matches(answer, match_rule(own, max_risk), top, radius)
     pose = best_pose(matches, radius)
     notes = (*answer.notes, note)
     decided_answer = replace(answer, decision=top, matches=matches, notes=notes, guaranteed=False)
@@ -410,7 +411,18 @@ def match_rule(own: DecisionRule | None, max_risk: float) -> DecisionRule:
     return rule_by_probability(max_risk, reject if reject is not None and reject < 1 - max_risk else None)
 
 
-def _decided_matches(answer: Localization, rule: DecisionRule, top: str, radius: float) -> tuple[Match, ...]:
+def decided_matches(answer: Localization, rule: DecisionRule, top: str, radius: float) -> tuple[Match, ...]:
+    """Decide the matches of an answer.
+
+    Args:
+        answer: The answer.
+        rule: Thresholds on the probability of a match.
+        top: Decision on the best match; no other is better.
+        radius: Distance in metres within which two images show the same place.
+
+    Returns:
+        The matches with their decisions.
+    """
     best, others = answer.matches[0], answer.matches[1:]
     if any(match.probability is None for match in answer.matches):  # only best matches were labelled
         return (replace(best, decision=top), *(replace(match, decision=None) for match in others))

@@ -170,6 +170,30 @@ class LocalizeOptions:
             object.__setattr__(self, "area", area_of(self.area))
 
 
+@dataclass(frozen=True)
+class SequenceOptions:
+    """Options for localizing the images of a sequence together.
+
+    Raises:
+        KappaPlaceError: If a value is out of range.
+    """
+
+    step: Annotated[
+        float | None,
+        Help(
+            "Typical distance between two consecutive images, in metres (in frames, if the map has no "
+            "positions). Default: estimated from the images."
+        ),
+    ] = None
+    causal: Annotated[
+        bool, Help("Answer each image from earlier images only, as on a live stream.", ("--causal",))
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            within(self.step, "step", 1e-3, MOST_SPEED)
+
+
 def area_of(area: Sequence[object] | object) -> Circle:
     """Return a circle as x, y and radius.
 

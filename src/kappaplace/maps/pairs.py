@@ -39,8 +39,9 @@ from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.options import PairOptions
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.progress import track
+from kappaplace.retrieval.agreement import PatchMatches
 from kappaplace.retrieval.patch_codes import LocalFeatures
-from kappaplace.retrieval.patches import CACHED_MAPS, PatchMatches, patch_matches
+from kappaplace.retrieval.patches import CACHED_MAPS, patch_matches
 from kappaplace.types import Embeddings, Json
 
 BLOCK = 256

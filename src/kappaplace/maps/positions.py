@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from xml.etree import ElementTree
 
+from kappaplace.calibration.decision import Decision
 from kappaplace.data.geodesy import LOCAL_FRAME
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
 from kappaplace.maps.answer import Localization, write_csv
+from kappaplace.maps.messages import write_mcap
 from kappaplace.types import Json
 from kappaplace.version import package_version
 
-FORMATS = (".csv", ".geojson", ".gpx", ".kml")
+FORMATS = (".csv", ".geojson", ".gpx", ".kml", ".mcap")
 GPX, KML = "http://www.topografix.com/GPX/1/1", "http://www.opengis.net/kml/2.2"
 OWN = "urn:kappaplace:gpx"
 """Namespace of the facts that GPX has no element for. It is only a name."""
@@ -45,15 +48,17 @@ def check_positions_file(file: str | Path, frame: str) -> None:
         )
 
 
-def write_positions(answers: Sequence[Localization], file: str | Path) -> None:
-    """Write where images were taken to a .csv, .geojson, .gpx or .kml file.
+def write_positions(answers: Sequence[Localization], file: str | Path, place_radius: float = 25.0) -> None:
+    """Write where images were taken to a .csv, .geojson, .gpx, .kml or .mcap file.
 
-    GPX and KML omit answers without a position; GeoJSON writes them without a geometry. In a local frame,
-    GeoJSON has metres, which the member ``kappaplace`` states.
+    GPX and KML omit answers without a position; GeoJSON writes them without a geometry. In GPX, answers with
+    a time are a track of the accepted ones, interrupted where one is not accepted; others are waypoints. In a
+    local frame, GeoJSON has metres, which the member ``kappaplace`` states.
 
     Args:
         answers: Answers of `PlaceMap.localize`.
         file: Path of the file. Its suffix selects the format.
+        place_radius: Radius of a place in metres, from which .mcap files estimate an unknown covariance.
 
     Raises:
         KappaPlaceError: If the suffix is unknown, or the format needs degrees and the frame is local.
@@ -64,6 +69,8 @@ def write_positions(answers: Sequence[Localization], file: str | Path) -> None:
     suffix = file.suffix.lower()
     if suffix == ".csv":
         write_csv(answers, file)
+    elif suffix == ".mcap":
+        write_mcap(answers, file, place_radius)
     elif suffix == ".geojson":
         write_file(file, _geojson(answers))
     else:
@@ -115,9 +122,25 @@ def _gpx(answers: Sequence[Localization]) -> ElementTree.Element:
     root = ElementTree.Element(
         "gpx", {"version": "1.1", "creator": f"KappaPlace {package_version()}", "xmlns": GPX}
     )
-    for answer in _placed(answers):
+    track = segment = None
+    for answer in answers:
+        timed = answer.time is not None
+        accepted = answer.decision == Decision.ACCEPT
+        if answer.latitude is None or answer.longitude is None or (timed and not accepted):
+            segment = None
+            continue
+        if timed and segment is None:
+            track = ElementTree.Element("trk") if track is None else track
+            segment = ElementTree.SubElement(track, "trkseg")
         at = {"lat": f"{answer.latitude:.8f}", "lon": f"{answer.longitude:.8f}"}
-        point = ElementTree.SubElement(root, "wpt", at)
+        parent = root if segment is None or not timed else segment
+        point = ElementTree.SubElement(parent, "trkpt" if timed else "wpt", at)
+        if answer.time is not None:
+            _text(
+                point,
+                "time",
+                datetime.fromtimestamp(answer.time, timezone.utc).isoformat(timespec="milliseconds"),
+            )
         _text(point, "name", answer.query)
         _text(point, "desc", answer.sentence)
         if answer.decision is not None:
@@ -125,6 +148,8 @@ def _gpx(answers: Sequence[Localization]) -> ElementTree.Element:
         extensions = ElementTree.SubElement(point, "extensions")
         for key, value in _facts(answer).items():
             _text(extensions, f"{{{OWN}}}{key}", value)
+    if track is not None:  # after all waypoints, as the format requires
+        root.append(track)
     return root
 
 

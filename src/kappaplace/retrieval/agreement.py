@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 AGREEMENT = 2
 """Version of the agreement. Calibrations of another version were fitted on other values."""
 KERNEL = np.array([1.0, 2.0, 3.0, 2.0, 1.0]) / 3
-"""Weight of a vote by its distance from the best shift, in cells along each axis: objects at different distances
-shift by different amounts."""
+"""Weight of a vote by its distance from the best shift, in cells along each axis. Objects at different
+distances shift by different amounts."""
 _LEAST = -9.0  # less than any sum of nine cosines
 Floats = NDArray[np.float64]
 Grid = tuple[int, int]

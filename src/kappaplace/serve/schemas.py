@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from kappaplace.maps import LocalizeOptions, Order, area_of
 from kappaplace.types import Json
@@ -26,6 +26,16 @@ Area = Annotated[
     ),
 ]
 MapName = Annotated[str, Field(description="Name of the map. Default: the first one.")]
+Session = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Id of a sequence, chosen by the client. Images with the same id are frames of one "
+        "camera, in the order of the requests; each answer is fused with the earlier ones, and no risk is "
+        "guaranteed. A sequence starts again after ten minutes without images, and when the map changes.",
+        examples=["bus-7f3a"],
+    ),
+]
 _IMAGE = "JPEG, PNG or WebP file (HEIC if the operator allows it) as base64 or as a data: URL."
 
 
@@ -65,10 +75,17 @@ class Options(Body):
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
+    session: Session | None = None
     evidence: bool = Field(
         False, description="Whether to return the patches that agree with the best match, for a drawing."
     )
     map: MapName | None = None
+
+    @model_validator(mode="after")
+    def _one_risk(self) -> Options:
+        if self.session is not None and self.max_risk is not None:
+            raise ValueError("max_risk cannot be used with session, whose risk is that of the calibration")
+        return self
 
     def localize_options(self) -> LocalizeOptions:
         """Return the options for the map."""
@@ -175,6 +192,8 @@ class LocalizationOut(Out):
     """Degrees east of the estimated position (WGS 84)."""
     frame: str
     """Frame of x and y: EPSG codes, or local."""
+    time: float | None = None
+    """Time of the image of a sequence in seconds since 1970; null over HTTP."""
     radius: float | None
     """The true position is within this many metres of the pose with probability `radius_level`; null if no
     such radius is known."""

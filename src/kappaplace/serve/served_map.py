@@ -41,6 +41,7 @@ from kappaplace.serve.batching import Batcher
 from kappaplace.serve.decoders import Decoded, Decoders
 from kappaplace.serve.protect import ApiError, busy
 from kappaplace.serve.schemas import ErrorOut, Options, Placed
+from kappaplace.serve.sessions import Sessions
 from kappaplace.serve.settings import Settings
 from kappaplace.types import Embeddings, Json
 
@@ -103,6 +104,7 @@ class ServedMap:
             room=settings.queue,
             report=report,
         )
+        self._sessions = Sessions(place_map)
         self.ready, self.failure = False, ""
         # One append at a time, and not in the decoder threads, which queries need.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="append")
@@ -194,6 +196,18 @@ class ServedMap:
                 if request is not None and request.evidence:
                     evidence = self._evidence(jobs[row].image, embeddings.take([row]), localization)
                 answers[row] = Answer(embeddings.take(row), decided, version, evidence)
+        return self._fused(jobs, answers)
+
+    def _fused(self, jobs: Sequence[Job], answers: list[Answer]) -> list[Answer]:
+        """Fuse the answers of sessions. States come first: a batch that fails there is repeated."""
+        names = {row: job.options.session for row, job in enumerate(jobs) if job.options is not None}
+        followers = {row: self._sessions.of(name) for row, name in names.items() if name is not None}
+        for row, follower in followers.items():
+            embedding, decided, version, evidence = answers[row]
+            assert decided is not None  # every job with options is decided
+            fused = follower.add(decided.answer, embedding.descriptor)
+            risk = 1 - follower.rule.accept_at
+            answers[row] = Answer(embedding, DecidedAnswer(fused, risk, False), version, evidence)
         return answers
 
     def _evidence(

@@ -1,8 +1,8 @@
 """Pretrained models of the package, each in a subfolder.
 
-A folder contains the files of `save_model`; README.md, the model card that ``kappaplace models NAME`` prints;
-calibration.json, for maps without a calibration (`kappaplace.calibration.sources`); and pairs.json, the
-probability of two images (`kappaplace.calibration.pairs`).
+A folder contains the files of `save_model`, and README.md, the model card that ``kappaplace models NAME``
+prints. Maps without a calibration use its calibration.json, see `kappaplace.calibration.sources`. pairs.json
+has the probability of two images, see `kappaplace.calibration.pairs`.
 """
 
 from __future__ import annotations
