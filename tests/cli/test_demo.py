@@ -19,7 +19,7 @@ from kappaplace.cli.demo import (
     run_demo,
     write_results,
 )
-from kappaplace.cli.demo_map import EXAMPLES, Threshold
+from kappaplace.cli.demo_map import Threshold
 from kappaplace.maps import PlaceMap
 from kappaplace.models.checkpoint import load_model
 

@@ -115,7 +115,7 @@ def _page(run: SlamRun, figure: Figure) -> str:
     sections.append(drawing(figure, "Trajectory with accepted and rejected closures", HOW_TO_READ))
     sections += [
         html.heading("Drive"),
-        table(["", "value"], [[name, value] for name, value in shown.items()]),
+        table(["fact", "value"], [[name, value] for name, value in shown.items()]),
     ]
     reasons = [[name, f"{count:,}"] for name, count in facts["rejected"].items()]
     if reasons:
