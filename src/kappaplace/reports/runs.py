@@ -135,7 +135,7 @@ def _links(
             LineCollection(ends, colors=color, linestyles=dashes, linewidths=1.2, alpha=0.8, zorder=3)
         )
         points = np.array([end for _, end in ends])
-        axis.plot(points[:, 0], points[:, 1], ".", color=color, markersize=3, zorder=3)
+        axis.plot(points[:, 0], points[:, 1], ".", color=color, markersize=6, zorder=3)
         axis.plot([], [], color=color, linestyle=dashes, label=f"{label} ({len(closures):,})")
 
 
