@@ -27,10 +27,9 @@ from sets import ROUTES, UNSEEN, VALIDATION, part_of_route, read_set, test_sets
 
 from kappaplace import FrozenEncoder, Preprocessing
 from kappaplace.data.table import PlaceImages
-from kappaplace.models.aggregation import gem
+from kappaplace.models.aggregation import SHRINKAGE, gem, learn_whitening
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.published import load_foreign
-from kappaplace.models.whitening import SHRINKAGE, learn_whitening
 from kappaplace.retrieval.exact import search
 from record import DEVICE, Option, log_row, parse_options
 

@@ -74,7 +74,7 @@ _TARGETS = {
     "kappaplace.training.places": "data.classes",
     "kappaplace.uncertainty": "uncertainty.registry",
     "kappaplace.uncertainty.geometric": "uncertainty.local_features",
-    "kappaplace.uncertainty.places": "uncertainty.sue uncertainty.z_score",
+    "kappaplace.uncertainty.scores": "uncertainty.sue uncertainty.z_score",
     "kappaplace_city": "data.synthetic_city",
     "kappaplace_city.drives": "slam.city_descriptors slam.city_drive",
 }
@@ -88,7 +88,8 @@ NAMES = {
 
 
 class Finder:
-    """Finder of old module names, which imports an empty module that forwards to the new one."""
+    """Import hook for old module names: the import of one returns an empty module that forwards to the new
+    one."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if fullname not in MODULES:

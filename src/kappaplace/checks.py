@@ -43,7 +43,7 @@ def outcomes(scores: npt.ArrayLike, success: npt.ArrayLike) -> tuple[Floats, Boo
     shape = np.shape(success)
     if values.ndim != 1 or not len(values) or values.shape != shape:
         raise KappaPlaceError(
-            f"Expected one score and one outcome per query, got {values.shape} and {shape}."
+            f"Expected one score and one outcome per query, got shapes {values.shape} and {shape}."
         )
     return values, booleans(success, values.shape, "outcomes (correct or incorrect)")
 
@@ -89,7 +89,7 @@ def share(value: float, name: str, *, ends: bool = False) -> float:
 
 
 def choice(value: str, options: Hint, name: str) -> None:
-    """Fail unless a value is one of some names, or one of the values of a ``Literal`` type."""
+    """Fail unless a value is one of these names, or one of the values of a ``Literal`` type."""
     names = get_args(options) or tuple(options)
     if value not in names:
         raise KappaPlaceError(f"Unknown {name} {value!r}. Choose from: {', '.join(map(str, names))}.")

@@ -9,7 +9,7 @@ from kappaplace.version import NOT_INSTALLED, package_version
 
 
 class KappaPlaceError(Exception):
-    """Error for bad input or an unusable environment; the message states the problem and what to do.
+    """Error for bad input or an unusable environment; the message states the problem and its solution.
 
     The command line prints the message and exits with code 2. Catch this class in your own code.
     """

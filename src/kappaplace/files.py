@@ -129,7 +129,7 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
         if sync:
             sync_path(part)
         os.replace(part, file)
-        if sync:  # the new name, too, before the caller deletes what it replaces
+        if sync:  # the new name, too, before the caller deletes the replaced file
             sync_path(file.parent)
     except OSError as error:
         raise not_written(file, error) from None
@@ -166,7 +166,9 @@ def writing(folder: Path, kind: str = "map") -> Iterator[None]:
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise KappaPlaceError(f"Cannot write to the {kind} {folder}: {why(error)}.") from None
+        raise KappaPlaceError(
+            f"Cannot write to the {kind} {folder} ({why(error)}). Check its permissions and the disk."
+        ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,14 +178,14 @@ def writing(folder: Path, kind: str = "map") -> Iterator[None]:
                 "Wait until it has finished, or stop it."
             ) from None
         owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-        with suppress(OSError):  # a full disk must not keep anyone from removing things
+        with suppress(OSError):  # a full disk must not prevent deletions
             os.ftruncate(handle, 0)
             os.pwrite(handle, owner.encode(), 0)
         yield
         with suppress(OSError):
             os.ftruncate(handle, 0)
     finally:
-        os.close(handle)  # releases the lock; the file stays: removing it would race with the next writer
+        os.close(handle)  # releases the lock; the file stays, because the next writer may have opened it
 
 
 def _owner(file: Path) -> str:
@@ -216,8 +218,8 @@ DAMAGED_ARRAYS = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, ArithmeticError, RuntimeError),
     *(SyntaxError, TokenError, struct.error, zlib.error, zipfile.BadZipFile),
 )
-"""Exceptions that NumPy raises for a damaged file. The header is Python text and an .npz is a zip file, so a
-flipped bit can cause many errors, such as a request for too much memory."""
+"""Exceptions that NumPy raises for a damaged file. The header is Python text, and an .npz is a zip file. A
+flipped bit can therefore cause many errors, such as a request for too much memory."""
 _LONGEST = 200  # characters of another library's message, which may quote a whole row
 
 
@@ -251,7 +253,7 @@ def _failures() -> tuple[type[BaseException], ...]:
     """Return exceptions of bad input; called only after an error, so that pyarrow and pyproj load late."""
     foreign: list[type[BaseException]] = []
     for module, name in (("pyarrow", "ArrowException"), ("pyproj.exceptions", "ProjError")):
-        with suppress(ImportError):  # a package that is not installed has raised nothing
+        with suppress(ImportError):  # a package that is not installed cannot raise an error
             foreign.append(getattr(import_module(module), name))
     return (*DAMAGED_ARRAYS, LookupError, AttributeError, csv.Error, *foreign)
 
@@ -274,7 +276,7 @@ def file_sums(file: Path) -> tuple[str, list[int]]:
                 digest.update(block)
                 sums.append(zlib.crc32(block))
     except OSError as error:
-        raise KappaPlaceError(f"Cannot read {file}: {why(error)}.") from None
+        raise KappaPlaceError(f"Cannot read {file} ({why(error)}). Check the file.") from None
     return digest.hexdigest(), sums
 
 

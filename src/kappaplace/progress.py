@@ -12,7 +12,7 @@ PATIENCE_SECONDS = 2.0
 
 
 class track:
-    """Progress bar: ``with track("Embedding", total) as bar: bar.advance()``.
+    """Progress bar, used as ``with track("Embedding", total) as bar: bar.advance()``.
 
     Args:
         task: Text before the bar.

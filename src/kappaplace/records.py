@@ -48,7 +48,7 @@ _NAMES: dict[type, str] = {}
 
 @dataclass(frozen=True)
 class Help:
-    """Help text of a field of an option record: ``rerank: Annotated[int, Help("…")] = 0``."""
+    """Help text of a field of an option record, as in ``rerank: Annotated[int, Help("…")] = 0``."""
 
     text: str
     flags: tuple[str, ...] = ()
@@ -70,7 +70,8 @@ def optional() -> dict[str, object]:
 
 
 def kind(base: type, name: str) -> Callable[[type[C]], type[C]]:
-    """Register a subclass of a record: it is stored with ``"name": name`` and read back as this subclass."""
+    """Register a subclass of a record. It is stored with the field ``name``, by which it is read as this
+    subclass."""
 
     def register(cls: type[C]) -> type[C]:
         _KINDS.setdefault(base, {})[name] = cls

@@ -3,8 +3,8 @@
 A repository is an untrusted source. Only files that kappaplace requests by name are downloaded, and every
 name is checked before it becomes a path. A download appears in its folder only when it is complete.
 
-An uploaded map contains no paths of your machine: the folders of its images are removed, and a model that was
-used from a folder is included. Images are never uploaded.
+An uploaded map contains no paths of your machine. The folders of its images are removed, and a model from a
+folder is included. Images are never uploaded.
 """
 
 from __future__ import annotations

@@ -136,7 +136,10 @@ class SyntheticCity:
         lost = np.flatnonzero(number < 0)
         if len(lost):
             east, north = positions[lost[0]]
-            raise KappaPlaceError(f"Pose {lost[0]} ({east:.1f} east, {north:.1f} north) is not on a street.")
+            raise KappaPlaceError(
+                f"Pose {lost[0]} ({east:.1f} east, {north:.1f} north) is not on a "
+                f"street. Choose a position on a road."
+            )
         return number, local
 
     def ambiguity(self, positions: np.ndarray, heading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,8 @@ street, in one direction, is a direction μ on the sphere:
 street in the same direction. Two *aliased* streets have part of their look in common, and all *featureless*
 streets have most of it in common. On a junction, every exit is a separate street.
 
-A drive consists of stretches of weather. Some are degraded, with a level u in (0, 1] that pulls all images
-towards the same direction (all night images are similar) and lowers κ:
+A drive consists of stretches of weather. Some are degraded, with a level u in (0, 1]. It pulls all images
+towards the same direction, because all night images are similar, and lowers κ:
 
     μ_u ∝ (1 − pull·u)·μ + pull·u·dark,    κ = κ_clear·(κ_dark/κ_clear)^u·e^ε,    z ~ vMF(μ_u, κ)
 

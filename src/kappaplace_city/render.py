@@ -1,7 +1,7 @@
 """Render images without weather: walls by ray casting, then ground and sky, then sprites in front.
 
-Arrays are ordered by image column (C = images × width) and then by row, because all pixels of a column show
-the same wall at the same distance, and the same column of its texture.
+Arrays are ordered by image column (C = images × width) and then by row. All pixels of a column show the same
+wall at the same distance, and the same column of the wall's texture.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def exposure(image: np.ndarray, level: float, seed: int) -> np.ndarray:
 
 
 def _sensor(image: np.ndarray, levels: dict[str, float], seed: int) -> np.ndarray:
-    """Apply effects with random numbers or filters to one image, and return uint8."""
+    """Apply the effects that need random numbers or filters to one image; the result is uint8."""
     rng = np.random.default_rng([seed, 2])
     brightness = 1 - 0.85 * levels["night"]
     if levels["rain"] > 0:

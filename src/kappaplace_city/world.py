@@ -1,7 +1,8 @@
 """The plan of one district: a closed grid of streets with its façades.
 
 Local coordinates are metres east and north of the district's origin. The road of street `i` fills the class
-cell [pitch·i, pitch·i + 10), so the usual 10 m cells of place recognition contain whole stretches of road.
+cell [pitch·i, pitch·i + 10). The usual 10 m cells of place recognition therefore contain whole stretches of
+road.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class District:
     blocks: tuple[int, int]
     segments: tuple[Segment, ...]
     faces: tuple[Face, ...]
-    # walls[a][k, j]: face on wall line k across axis a, in interval j along the other axis; -1 is open.
+    # Index of the face on wall line k across axis a, in interval j along the other axis; -1 is open.
     walls: tuple[np.ndarray, np.ndarray]
     edges: tuple[np.ndarray, np.ndarray]
     face_kind: np.ndarray = field(repr=False)

@@ -92,7 +92,9 @@ def test_true_odometry_is_left_as_it_was(drive: Path) -> None:
     facts = _run(drive)
     assert facts["accepted"] > 10
     assert facts["largest_correction"] == 0
-    assert "do not contradict odometry" in (drive / "out" / "report.html").read_text(encoding="utf-8")
+    assert "agree with odometry within their noise" in (drive / "out" / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_drive_with_known_poses_calibrates(drive: Path) -> None:

@@ -120,8 +120,8 @@ BAD: list[tuple[str, str, Build, str]] = [
     ("not UTF-8", "gt-json", gt(b'{"positives": [[0]], "note": "\xfc"}'), "not valid JSON"),
     ("deep", "gt-json", gt("[" * 200_000), "not valid JSON"),
     ("a folder", "gt-json", gt(None), r"gt\.json cannot be read \(Is a directory\)"),
-    ("latitude", "video", gpx('lat="x" lon="8"'), "lat of point 1 is not a number"),
-    ("no longitude", "video", gpx('lat="50"'), "lon of point 1 is not a number"),
+    ("latitude", "video", gpx('lat="x" lon="8"'), "lat of point 1 must be a number"),
+    ("no longitude", "video", gpx('lat="50"'), "lon of point 1 must be a number"),
     ("not UTF-8", "video", gpx('lat="50" lon="8"', "latin-1"), r"a\.gpx is not valid GPX"),
     ("no queries", "pitts-mat", mat(qImageFns=np.zeros((0, 1), dtype=object)), "lists no images in q"),
     ("utmQ 3×1", "pitts-mat", mat(utmQ=np.ones((3, 1))), "utmQ must be 2×1 for 1 images, got 3"),
@@ -188,7 +188,7 @@ def test_randomly_damaged_ground_truth(tmp_path):
     # LONG_BINPUT at four billion: the unpickler in C would fill 64 GB for its list of memories.
     header = whole[: 10 + int.from_bytes(whole[8:10], "little")]
     file.write_bytes(header + b"\x80\x02]r\xff\xff\xff\xff.")
-    with pytest.raises(KappaPlaceError, match="does not contain rows"):
+    with pytest.raises(KappaPlaceError, match="must contain rows"):
         read_layout("vpr-bench", tmp_path)
 
 

@@ -99,7 +99,7 @@ def test_source_of_uniforms() -> None:
 def test_bad_keys_raise() -> None:
     with pytest.raises(KappaPlaceError, match="one key for each of the 3 images"):
         Uniforms(3, keys=np.arange(4))
-    with pytest.raises(KappaPlaceError, match="not both"):
+    with pytest.raises(KappaPlaceError, match="A generator and keys cannot be combined"):
         Uniforms(3, torch.Generator(), np.arange(3))
     with pytest.raises(KappaPlaceError, match="integers, got float64"):
         item_key(np.array([0.5]))

@@ -140,9 +140,9 @@ def test_named_columns_decide_the_coordinates(tmp_path):
         (
             "file,split\na.jpg,train\nb.jpg,val\n",
             "",
-            "line 3, column split: 'val' is neither query nor reference",
+            "line 3, column split: 'val' must be query, reference",
         ),
-        ("file,gps\na.jpg,Paris\n", "", "line 2, column gps: 'Paris' is not a latitude and longitude"),
+        ("file,gps\na.jpg,Paris\n", "", "line 2, column gps: 'Paris' must be a latitude and longitude"),
         ("file,x,y\n,1,2\n", "", "line 2: '' must name exactly one image"),
     ],
 )

@@ -182,8 +182,8 @@ def test_own_scores_by_image_path_and_set(tmp_path, table):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a,b\n1,2\n", "needs a first line with the names of its columns"),
-        ("query,x\n1,2\n", "needs the column uncertainty"),
+        ("a,b\n1,2\n", "must have the names of its columns"),
+        ("query,x\n1,2\n", "must have the column uncertainty"),
         ("query,uncertainty\n0,1\n", "lacks 11 of the 12 queries of SET"),
         ("query,uncertainty\n99,1\n", "must be a number from 0 to 11 or an image path"),
         ("query,uncertainty\n0,nan\n", "line 2: the uncertainty must be a finite number, got 'nan'"),

@@ -222,7 +222,7 @@ def test_a_folder_without_permission_is_one_message(
     before = everything(folder)
     monkeypatch.setattr(os, "link", full)
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(KappaPlaceError, match=r"Cannot write .*a\.jpg\.xmp: No space left on device"):
+    with pytest.raises(KappaPlaceError, match=r"Cannot write .*a\.jpg\.xmp \(No space left on device\)"):
         write_sidecars(folder, [tag(photos[0])])
     monkeypatch.undo()
     undo_geotags(folder)

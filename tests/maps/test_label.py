@@ -35,7 +35,7 @@ from kappaplace.maps.tune.label_sheet import (
     write_labels,
 )
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.reports.labels import write_label_page
+from kappaplace.reports.localization import write_label_page
 from tests.browser import CHROMIUM, Browser
 from tests.maps.conftest import town_table
 
@@ -296,7 +296,7 @@ def test_the_page_in_a_real_browser(ready, sheet, tmp_path, browser):
 
 
 def test_a_map_without_pictures_cannot_be_labeled(ready, sheet, tmp_path, monkeypatch):
-    from kappaplace.reports import labels as label_page
+    from kappaplace.reports import localization as label_page
 
     monkeypatch.setattr(label_page, "match_picture", lambda *_: None)
     with pytest.raises(KappaPlaceError, match="None of the images of the map"):

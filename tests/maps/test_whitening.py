@@ -20,9 +20,9 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import AddOptions, BuildOptions, FitOptions, PlaceMap
 from kappaplace.maps.store.manifest import read_manifest
 from kappaplace.maps.tune import fit
+from kappaplace.models.aggregation import learn_whitening
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.models.whitening import learn_whitening
 from kappaplace.retrieval import codes
 from tests.maps.fakes import SOME_CALIBRATION, Counting, assert_same
 

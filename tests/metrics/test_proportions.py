@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics import LEAST_CLUSTERS, binomial_interval, clustered_interval
-from kappaplace.metrics.proportions import effective_answers
+from kappaplace.metrics.retrieval import effective_answers
 
 
 def tail(failures: range, trials: int, rate: float) -> float:

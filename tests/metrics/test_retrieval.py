@@ -46,7 +46,7 @@ def test_all_positives_first_is_perfect() -> None:
 
 @pytest.mark.parametrize(
     ("positives", "sentence"),
-    [(np.array([1, 1]), "2 hits"), (np.array([2]), "each of 2"), (np.array([2.0, 2.0]), "float64")],
+    [(np.array([1, 1]), "number of hits"), (np.array([2]), "each of 2"), (np.array([2.0, 2.0]), "float64")],
 )
 def test_impossible_counts_of_positives(positives: np.ndarray, sentence: str) -> None:
     hits = np.array([[True, True], [False, True]])
@@ -70,5 +70,5 @@ def test_all_k_matches_may_be_asked_for() -> None:
 
 def test_the_query_with_impossible_positives_is_named() -> None:
     hits = np.array([[True, False], [True, True], [True, True]])
-    with pytest.raises(KappaPlaceError, match="Query 1 has 2 hits but only 1 positives"):
+    with pytest.raises(KappaPlaceError, match="at least the number of hits, got 1 for query 1 with 2"):
         average_precision_at(hits, np.array([1, 1, 0]), 2)

@@ -12,9 +12,9 @@ from torch import nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.aggregation import Whitening, learn_whitening
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.models.whitening import Whitening, learn_whitening
 
 
 def units(count: int, dim: int, seed: int = 0) -> NDArray[np.float64]:
@@ -98,7 +98,7 @@ def test_copies_do_not_count_as_images() -> None:
 
 @pytest.mark.parametrize("array", [torch.zeros(3), torch.zeros(4, 9), torch.full((9, 3), torch.nan)])
 def test_another_array_is_not_a_whitening(array: torch.Tensor) -> None:
-    with pytest.raises(KappaPlaceError, match="is not a whitening"):
+    with pytest.raises(KappaPlaceError, match="weights of a whitening must have shape"):
         Whitening(array)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kappaplace.evaluation.paper import NUMBERS, POOLED, PaperComparison, PaperItem, PaperRow
-from kappaplace.reports.paper import paper_table, write_paper_report
+from kappaplace.reports.runs import paper_table, write_paper_report
 from tests.reports.synthetic import make_result, make_set
 
 LABEL = "fig:combined_ece_final"

@@ -331,7 +331,7 @@ def test_retries_end_and_bad_records_are_named() -> None:
     with pytest.raises(ValueError, match="never"):
         retry(lambda: int("never"), ValueError, wait=0)
     rows = np.eye(4, dtype=np.float32)
-    with pytest.raises(KappaPlaceError, match="4 names, one per reference, got 3"):
+    with pytest.raises(KappaPlaceError, match=r"names must have one value per reference \(4\), got 3"):
         References(rows, names=["a"] * 3)
     with pytest.raises(KappaPlaceError, match="cannot be stored"):
         list(References(rows, names=["a" * 2000] * 4).batches(2))

@@ -15,7 +15,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.patches import patch_agreement
 from kappaplace.types import Matches
 from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.matches import PATCH_MARGIN, PATCHES
+from kappaplace.uncertainty.scores import PATCH_MARGIN, PATCHES
 from tests.uncertainty.helpers import evidence_of
 
 

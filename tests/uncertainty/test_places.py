@@ -17,7 +17,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import score_named
 from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.places import sue, z_score
+from kappaplace.uncertainty.scores import sue, z_score
 from tests.uncertainty.helpers import changed, evidence_of, world
 
 

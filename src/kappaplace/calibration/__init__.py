@@ -1,5 +1,5 @@
 """Calibration: from scores to probabilities and decisions (accept, doubtful, reject), and drift of the
-queries. Functions take and return NumPy arrays; none of them reads maps. See docs/calibration.md."""
+queries. Functions work on NumPy arrays and do not read maps. See docs/calibration.md."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ UNCERTAINTY = "uncertainty"
 
 @dataclass(frozen=True)
 class Calibration:
-    """Everything that turns scores into probabilities and decisions; see `fit_calibration`."""
+    """Fitted functions that turn scores into probabilities and decisions; see `fit_calibration`."""
 
     top: Signal
     """The uncertainty of a query's top match."""
@@ -179,7 +179,7 @@ class Calibration:
         number = values.get("format") if isinstance(values, Mapping) else None
         if number != FORMAT or not isinstance(values, Mapping):
             raise KappaPlaceError(
-                f"The calibration has format {number}, this version reads format {FORMAT}. Calibrate again."
+                f"The calibration must have format {FORMAT}, got {number}. Calibrate again."
             )
         parts = {key: part for key, part in values.items() if key != "format"}
         try:

@@ -60,10 +60,10 @@ class Calibrator(ABC):
 
     def __post_init__(self) -> None:
         for part in fields(self):
-            what, several = f"{part.name} of a {self.name} calibrator", str(part.type).startswith("tuple")
-            if finite(getattr(self, part.name), what).ndim != several:
+            name, several = f"{part.name} of a {self.name} calibrator", str(part.type).startswith("tuple")
+            if finite(getattr(self, part.name), name).ndim != several:
                 raise KappaPlaceError(
-                    f"The {what} must be {'a list' if several else 'one number'}. Fit it again."
+                    f"The {name} must be {'a list' if several else 'one number'}. Fit it again."
                 )
 
 
@@ -82,7 +82,8 @@ class Logistic(Calibrator):
         super().__post_init__()
         if self.scale <= 0 or self.slope < 0:
             raise KappaPlaceError(
-                f"scale must be > 0 and slope at least 0, got {self.scale:g} and {self.slope:g}. Fit again."
+                f"scale must be above 0 and slope at least 0, got {self.scale:g} and {self.slope:g}. "
+                f"Fit again."
             )
 
     @classmethod
@@ -102,9 +103,9 @@ class Logistic(Calibrator):
 class Isotonic(Calibrator):
     """Isotonic regression: any decreasing shape, for a few hundred outcomes or more.
 
-    Queries with equal scores start as one block. By the rule of succession, a block of n correct queries has
-    a probability of at most (n + 1)/(n + 2), and one of n incorrect queries of at least 1/(n + 2). Between
-    blocks the probability is interpolated linearly.
+    Queries with equal scores start as one block. Probabilities are limited by the rule of succession: at most
+    (n + 1)/(n + 2) for a block of n correct queries, and at least 1/(n + 2) for a block of n incorrect ones.
+    Between blocks the probability is interpolated linearly.
     """
 
     knots: tuple[float, ...]

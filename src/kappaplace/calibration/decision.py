@@ -9,7 +9,8 @@ the score is reversed.
 have decisions without a guarantee, because a robot may try several of them. Such a decision is the worst of:
 
 - the decision by the probability of the match, with the risk limits of the rule;
-- the decision on the answer: if the query is doubtful (blurred, or outside the map), so are all its matches;
+- the decision on the answer, because all matches of a doubtful query (blurred, or outside the map) are
+  doubtful;
 - exclusion: if no query can show both this match and the best one, at most one of them is correct.
 """
 
@@ -53,7 +54,7 @@ _DECISIONS = np.array(list(Decision), dtype=object)
 
 @dataclass(frozen=True)
 class DecisionRule:
-    """Two thresholds and what they guarantee."""
+    """Two thresholds and their guarantee."""
 
     on: str
     """Quantity that the thresholds apply to: "uncertainty" or "probability"."""
@@ -100,7 +101,7 @@ class DecisionRule:
         return np.asarray(_DECISIONS[self._levels(values)], dtype=object)
 
     def promise(self) -> list[str]:
-        """Return sentences for the user: what the rule guarantees, and under which conditions."""
+        """Describe the guarantee of the rule and its conditions, in sentences for the user."""
         lines = []
         if (proof := self.accepted) is not None:
             verb = "are" if self.guaranteed else "were, on the examples of the calibration,"
@@ -275,7 +276,8 @@ def decide_matches(
     bounded = match_probabilities(probability, pairs, apart)
     if np.shape(decisions) != bounded.shape[:1]:
         raise KappaPlaceError(
-            f"Decisions on matches need one answer per row, got {len(decisions)} for {len(bounded)} rows."
+            f"Decisions on matches need one answer per row, got {len(decisions)} for {len(bounded)} "
+            f"rows. Pass arrays of the same retrieval."
         )
     answer = np.array([list(Decision).index(Decision(each)) for each in decisions], dtype=np.int64)
     level = np.maximum(pair_rule(rule)._levels(bounded), answer[:, None])

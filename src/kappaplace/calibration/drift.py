@@ -70,7 +70,7 @@ class Sketch:
         counts = {len(values) for values in arrays.values()}
         if len(counts) != 1 or min(counts) < 2:
             raise KappaPlaceError(
-                "A drift sketch needs at least two queries and the same number of values of each signal, got "
+                "A drift sketch needs at least two queries, with one value of each signal per query, got "
                 + ", ".join(f"{len(v):,} of {name}" for name, v in arrays.items())
                 + "."
             )
@@ -230,7 +230,7 @@ class DriftMonitor:
         arrays = _signals(signals)
         if set(arrays) != set(self._waiting) or len({len(v) for v in arrays.values()}) != 1:
             raise KappaPlaceError(
-                f"The drift monitor needs the same number of values of {', '.join(self._waiting)}, got "
+                f"The drift monitor needs one value per query of {', '.join(self._waiting)}, got "
                 + ", ".join(f"{len(v):,} of {name}" for name, v in arrays.items())
                 + "."
             )

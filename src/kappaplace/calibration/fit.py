@@ -3,10 +3,11 @@
     blocks.append(examples_of(evidence, right, outside))      # for every block of queries
     calibration = fit_calibration(join(blocks), CalibrateOptions(max_risk=0.05))
 
-**Queries with counterparts.** If no labelled query is out-of-map, each one is searched twice: in the whole
-map, and in the map without the query's place. The second search is a real out-of-map query of the same
-camera. Score and probabilities are fitted on both. Thresholds are set on one of the two, sampled at random
-with the expected fraction of out-of-map queries. So the queries remain independent, and the guarantee exact.
+**Queries with counterparts.** If no labelled query is out-of-map, each one is searched twice. The first
+search uses the whole map, the second the map without the query's place. The latter is a real out-of-map query
+of the same camera. Score and probabilities are fitted on both. Thresholds are set on one of the two, sampled
+at random with the expected fraction of out-of-map queries. So the queries remain independent, and the
+guarantee exact.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def fit_calibration(
         seed=options.seed,
     )
     if options.outside_rate is not None:
-        probability.probability(uncertainty[:1], options.outside_rate)  # fails now if the rate is impossible
+        # raises an error early if the rate is impossible
+        probability.probability(uncertainty[:1], options.outside_rate)
     pair, pair_right = _fit_pairs(examples, out, parts.fit, options)
     watched = {**examples.signals, UNCERTAINTY: uncertainty}
     queries = len(right)
@@ -152,7 +154,8 @@ def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOption
 
 
 def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibration) -> Calibration:
-    """Return the probabilities of other places, with a rule that needs no incorrect answers."""
+    """Return a calibration with the probabilities of other places, and a rule that needs no incorrect
+    answers."""
     incorrect = int((~examples.right).sum())
     note = FEW_INCORRECT.format(count=incorrect, needed=LEAST_QUERIES)
     rule = None

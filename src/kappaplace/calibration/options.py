@@ -148,7 +148,8 @@ def thin_to_places(points: NDArray[Any], spacing: float) -> Rows:
     places = finite(points, "positions or frame numbers")
     if places.ndim not in (1, 2) or (places.ndim == 2 and places.shape[1] != 2):
         raise KappaPlaceError(
-            f"Thinning needs positions (N×2) or frame numbers (N), got shape {places.shape}."
+            f"Thinning needs positions (N×2) or frame numbers (N), got shape {places.shape}. Pass one "
+            f"of them."
         )
     if not 0 < spacing < np.inf:
         raise KappaPlaceError(f"The spacing between places must be above 0 and finite, got {spacing}.")

@@ -13,7 +13,7 @@ often"). Bayes' rule gives odds q_b = odds q_a · ((1 − b)/b)/((1 − a)/a), a
 If there are labelled queries of both kinds, r is calibrated on in-map queries and q on all queries. Both
 decrease with the uncertainty, and so does their product. Without out-of-map queries, f_out is unknown. It is
 then replaced by the density of incorrect in-map queries. The same rule is applied to correct and incorrect
-answers, with the fractions ρ(1 − a) and ρ(1 − b) of correct ones, where ρ = P(correct | inside)
+answers. The fractions of correct answers are ρ(1 − a) and ρ(1 − b), with ρ = P(correct | inside)
                                                                                         (approximate)
 """
 

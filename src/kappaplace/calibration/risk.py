@@ -7,20 +7,20 @@ threshold is above ``max_risk``.
 
 **Why the tests are exact, though the number of accepted queries is random.** Queries are independent samples
 of (uncertainty, correct). The thresholds are at ranks k fixed beforehand: u is the (k+1)-th smallest
-uncertainty, and the accepted queries are strictly below u. Given u and how many are below it (ties included),
-those are independent samples of queries with uncertainty < u, so their errors are Binomial(accepted, R),
-where R is the risk that future queries below u will have: P(Binomial(accepted, max_risk) ≤ errors) is a
-p-value of "R > max_risk". The number accepted is conditioned on, not averaged over, and does not depend on
-outcomes.
+uncertainty, and the accepted queries are strictly below u. Given u and the number of queries below u (ties
+included), these queries are independent samples of all queries with an uncertainty below u. Their number of
+errors is therefore Binomial(accepted, R), where R is the risk of future queries below u. So
+P(Binomial(accepted, max_risk) ≤ errors) is a p-value of "R > max_risk". It is valid for every number of
+accepted queries, because this number does not depend on outcomes.
 
 **Why several tests do not add up.** ``fixed-sequence`` goes from strict to lax and stops at the first test
-that fails: a false claim needs the first false threshold to pass, which happens with probability ≤ 1 −
-confidence. The thresholds are quantiles of the same sample, so which one is the first false one is random
-too. If R passes ``max_risk`` once on the way up, at u*, that does no harm: accepted queries below u* are
-incorrect with probability max_risk and those above it more often, however many there are of each.
-``multi-start``, the default, begins at two places with half of the level each (at one if there are too few
-queries): a few early errors, such as one incorrect label, then end one walk, not both. ``bonferroni`` tests
-every threshold at its part of the level and holds for any shape of R.
+that fails. A false claim is only possible if the first false threshold passes, which has a probability of at
+most 1 − confidence. The thresholds are quantiles of the same sample, so the position of the first false
+threshold is random too. This does not change the result if R crosses ``max_risk`` only once, at u*. Accepted
+queries below u* are then incorrect with probability max_risk, and those above u* more often. ``multi-start``,
+the default, starts two walks at different thresholds, each with half of the level. A few early errors, such
+as one incorrect label, then end only one of them. With too few queries, there is one walk. ``bonferroni``
+tests every threshold at its part of the level and holds for any shape of R.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ STRICTEST = 0.25
 GROWTH = 1.1
 """Each threshold of the sequence accepts about a tenth more than the one before."""
 STARTS = 2
-"""Number of walks of ``multi-start``, if half of the queries could support each. More walks do not help."""
+"""Number of walks of ``multi-start``, if there are enough queries for each of them. More walks do not
+help."""
 MOST_LABELS = 10_000_000
 """Number of labels above which a message does not state how many are needed."""
 
@@ -53,7 +54,8 @@ EXCHANGEABLE = (
     "Holds for queries that are drawn like the labelled ones and independent of each other (on a route: one "
     "query per place). The labelled queries were not used to fit the score or its calibrator."
 )
-ONE_CROSSING = "Assumes the error rate of accepted answers crosses the limit once as the threshold grows."
+ONE_CROSSING = "The guarantee assumes that the error rate of accepted answers crosses the limit once "
+"as the threshold grows."
 
 
 class RiskRefused(KappaPlaceError):
@@ -196,9 +198,9 @@ def _fewest(max_risk: float, level: float) -> int:
 def _first(queries: int, max_risk: float, level: float, one_walk: bool) -> int:
     """Return how many queries the strictest threshold accepts.
 
-    The smallest number that can pass the test allows no error. With a true risk of 1% and a limit of 5%, one
-    error there occurs in about every second sample and would end the walk at its first threshold. If there
-    are enough queries, a single walk therefore starts at a number that allows a few errors.
+    The smallest number that can pass the test allows no error. With a true risk of 1% and a limit of 5%,
+    about every second sample has an error among them. This error would end the walk at its first threshold.
+    If there are enough queries, a single walk therefore starts at a number that allows a few errors.
     """
     fewest = _fewest(max_risk, level)
     room = min(int(STRICTEST * queries), 10 * fewest)  # ten times as many is always enough
@@ -277,7 +279,7 @@ def _refused(
     accepted, errors = tried
     used = accepted > 0
     count, wrong = accepted[used], errors[used]
-    rates = (wrong + 0.5) / (count + 1)  # half an error more, so that it does not depend on luck
+    rates = (wrong + 0.5) / (count + 1)  # half an error more, so that the estimate is on the safe side
     # The number grows with 1/(gap² · coverage); the exact one is slow, so it is computed for the best only.
     gain = np.where(rates < max_risk, (max_risk - rates) ** 2 * count, 0.0)
     guess = np.inf
@@ -316,7 +318,7 @@ def _acceptances_at(rate: float, max_risk: float, level: float) -> float:
         high *= 2
         if high > MOST_LABELS:
             return np.inf
-    low = high // 2  # fails; rounding makes passing not quite monotone, a few more or less do not matter
+    low = high // 2  # fails; because of rounding, the result may be off by a few acceptances
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if passes(middle) else (middle, high)

@@ -97,7 +97,7 @@ def read_shipped(folder: Path) -> tuple[Calibration | None, Preprocessing]:
         raise KappaPlaceError(
             f"The calibration {file} cannot be read ({str(error).rstrip('.')}). Install kappaplace again."
         ) from None
-    # Its own rule has no guarantee for other places.
+    # The rule of the shipped calibration has no guarantee for other places.
     return replace(calibration, rule=rule_by_probability(ACCEPT_RISK, REJECT_RISK)), preprocessing
 
 

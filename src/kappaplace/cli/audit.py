@@ -22,9 +22,11 @@ def audit(
         list[Path],
         typer.Argument(
             metavar="FILE… [TABLE]",
-            help="Closure log (.csv or .jsonl with the columns score and correct), score matrix (.npy, "
-            ".npz), descriptors of queries and of references (two .npy files), log folder of "
-            "VPR-methods-evaluation, or .pickle file of SUE. Optional: a table with the correct references.",
+            help="Closure log (.csv or .jsonl), score matrix (.npy, .npz), two .npy files of "
+            "descriptors (queries, "
+            "references), log folder of VPR-methods-evaluation, or .pickle file of SUE. Optional: a "
+            "table with the "
+            "correct references.",
         ),
     ],
     options: AuditOptions,

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 Call: TypeAlias = Callable[[], object]
 Values: TypeAlias = dict[str, float | int | str]
-LEAST_LATENCY, LEAST_THROUGHPUT = 8.0, 3.0  # what `optimize` must gain on a GPU
+LEAST_LATENCY, LEAST_THROUGHPUT = 8.0, 3.0  # smallest speedup of `optimize` on a GPU
 LEAST_CPU, LEAST_GPU = 0.9, 0.8  # required speed of embedding files, relative to the model alone
 
 
 class Part(str, Enum):
-    """Parts of a model's speed to measure."""
+    """Kind of speed to measure."""
 
     inference = "inference"
     embedding = "embedding"
@@ -72,12 +72,12 @@ class Row:
         return self.ratio >= self.limit if self.better == "higher" else self.ratio <= self.limit
 
     def record(self) -> Values:
-        """Return the row as one of a CSV file."""
+        """Return the values of the row for a CSV file."""
         met = {None: "", True: "yes", False: "no"}[self.met]
         return {**asdict(self), "limit": "" if self.limit is None else self.limit, "met": met}
 
     def cells(self) -> tuple[str, ...]:
-        """Return the row as text: what, ours, the peer, the ratio, the limit."""
+        """Return the row as text: name, our value, the peer's value, ratio and limit."""
         sign, unit = "≥" if self.better == "higher" else "≤", f" {self.unit}" if self.unit else ""
         ratio = f"{self.ratio:.4f}" if 0.9 < self.ratio < 1.1 else f"{self.ratio:.4g}"
         limit = "" if self.limit is None else f"{sign} {self.limit:g}{'' if self.met else ', missed'}"
@@ -134,7 +134,8 @@ class Rounds:
 def interleaved(calls: Mapping[str, Call], device: torch.device, how: Rounds) -> dict[str, list[float]]:
     """Return the median seconds of each round for every call.
 
-    The calls take turns, and the first one changes, so that a busy machine slows all of them alike.
+    The calls take turns, and each round starts with another call, so that a busy machine slows all of them
+    alike.
     """
     names = list(calls)
     for name in names:
@@ -153,7 +154,7 @@ def interleaved(calls: Mapping[str, Call], device: torch.device, how: Rounds) ->
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """Return the median of the rounds' ratios."""
+    """Return the median over all rounds of the ratio of two calls."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
@@ -300,10 +301,15 @@ def bench(
     model: Annotated[
         str, typer.Option(help="Model: a name, folder or file. Default: the shipped model.")
     ] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer rounds and images.")] = False,
-    only: Annotated[list[Part] | None, typer.Option(help="Part to measure; repeatable.")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Measure fewer rounds and images, which is faster but less precise."),
+    ] = False,
+    only: Annotated[
+        list[Part] | None, typer.Option(help="Part to measure; repeatable. Default: all parts.")
+    ] = None,
     device: Device = "",
-    out: Annotated[Path, typer.Option(help="Folder for ratios.csv.")] = Path("bench"),
+    out: Annotated[Path, typer.Option(help="Folder in which to write ratios.csv.")] = Path("bench"),
 ) -> None:
     """Measure how fast a model is on this machine.
 

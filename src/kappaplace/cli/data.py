@@ -43,7 +43,7 @@ app = typer.Typer(
 _Table = Annotated[Path, typer.Argument(help="Table written by `data import`: .parquet or .csv.")]
 _Root = Annotated[Path | None, typer.Option(help="Folder of the images, if they have moved.")]
 _POLICY = (
-    "Queries without positives: fail (count as failures), skip (exclude) or error. "
+    "Policy for queries without positives: fail (count as failures), skip (exclude) or error. "
     "Default: the policy of the protocol, otherwise fail."
 )
 _Policy = Annotated[NoPositives | None, typer.Option(help=_POLICY)]
@@ -58,12 +58,17 @@ class ImportOptions:
     ] = field(default_factory=list)
     name: Annotated[str, Help("Name of the table. Default: the name of the folder.")] = ""
     radius: Annotated[
-        float | None, Help("References within this many metres of a query are its positives.")
+        float | None,
+        Help(
+            "Maximum distance in metres between a query and a positive. "
+            "Default: that of the layout, usually 25."
+        ),
     ] = None
     neighborhood: Annotated[
         str,
         Help(
-            "Rule for references of the same place: metres:25 (within 25 m), frames:5 (within 5 frames) or "
+            "Rule by which references show the same place: metres:25 (within 25 m), frames:5 (within "
+            "5 frames) or "
             "self.",
             ("--neighborhood", "--neighbourhood"),
         ),
@@ -73,7 +78,9 @@ class ImportOptions:
 
 @command(app, "import")
 def import_(
-    layout: Annotated[str, typer.Argument(help="Layout or protocol; see `kappaplace data layouts`.")],
+    layout: Annotated[
+        str, typer.Argument(help="Name of a layout or protocol; see `kappaplace data layouts`.")
+    ],
     folder: Annotated[Path, typer.Argument(help="Folder (or ROS bag) to read.")],
     out: Annotated[Path, typer.Option(help="Table to write: .parquet or .csv.")],
     options: ImportOptions,
@@ -103,7 +110,8 @@ def import_(
         table, checked = read_protocol(layout, folder, reader_options, ask=ask, table_name=options.name)
         warnings = checked.warnings
     elif layout in READERS:
-        for key in reader_options:  # before they become keywords: "folder" is a parameter of every reader
+        # checked here, because "folder" would be taken for the parameter of the reader
+        for key in reader_options:
             if key not in READERS[layout].options:
                 names = ", ".join(READERS[layout].options) or "none"
                 raise KappaPlaceError(f'The layout {layout} has no option "{key}". Choose from: {names}.')
@@ -112,7 +120,8 @@ def import_(
         raise KappaPlaceError(
             f'Unknown layout or protocol "{layout}". Choose from: {", ".join([*READERS, *PROTOCOLS])}.'
         )
-    summary = summarize(table, _policy(table, options.policy))  # first, so that a failure writes nothing
+    # before writing, so that a failure leaves no file
+    summary = summarize(table, _policy(table, options.policy))
     table.save(out)
     _print(table, summary, out, TableProblems((), warnings), as_json)
 
@@ -163,7 +172,9 @@ def show(
 @command(app, "split")
 def split(
     table: _Table,
-    out: Annotated[Path, typer.Option(help="Folder for the tables calibration, test and (by area) train.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the tables: calibration, test and (with --by area) train.")
+    ],
     options: SplitOptions,
     suffix: Annotated[Literal["parquet", "csv"], typer.Option("--format", help="Format of the tables.")] = (
         "parquet"

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 RADIUS = 25.0  # metres within which a reference is a positive
 MATCHES = 10
-SCORES = ("l2", "pa", "inverse-kappa", "kappaplace")  # the paper's, for a first look
-GALLERY_SIZE, GALLERY_MATCHES = 192, 3  # pixels: more than the model gets, so that the reader sees something
+SCORES = ("l2", "pa", "inverse-kappa", "kappaplace")  # the scores of the paper
+# pixels; larger than the input of the model, so that readers can recognize the place
+GALLERY_SIZE, GALLERY_MATCHES = 192, 3
 GALLERY = (("High confidence", 97), ("Middle confidence", 50), ("Low confidence", 3))  # percentile of 1/U
 REPEATABLE = (
     "The same seed gives the same table on the same machine with the same number of threads. Results vary "
@@ -38,7 +39,7 @@ REPEATABLE = (
 )
 Say = Callable[[str], None]
 KappaCurves = dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]
-"""Levels, mean of κ and its standard error over the same views, for each condition."""
+"""Levels, mean κ and its standard error of each condition, measured on the same views."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class DemoSettings:
     """Side of the images in pixels."""
     blocks: tuple[int, int] = (3, 3)
     train_spacing: float = 20.0
-    """Metres of road between classes: neighbouring classes would look alike."""
+    """Metres of road between classes, because adjacent classes would look alike."""
     queries: int = 400
     dim: int = 128
     steps: int = 700
@@ -75,7 +76,9 @@ class DemoResult:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report and the model.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help=f"Random seed for the city and the training. {REPEATABLE}")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of the encoder.")] = DemoSettings.steps,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Number of training steps of the encoder.")
+    ] = DemoSettings.steps,
     as_json: AsJson = False,
 ) -> None:
     """Train a small model with a kappa head on a synthetic city and compare its uncertainty scores.
@@ -90,7 +93,7 @@ def demo(
     """
     from rich.console import Console
 
-    make_folder(out)  # before a minute of work, not after it
+    make_folder(out)  # before a minute of work, so that an error appears at once
     notes = Console(stderr=True)
     result = run_demo(DemoSettings(seed=seed, steps=steps), lambda line: notes.print(f"[dim]•[/dim] {line}"))
     files = write_results(result, out)

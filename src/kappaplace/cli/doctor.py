@@ -181,7 +181,7 @@ def _torchvision() -> Iterator[Check]:
     try:
         importlib.import_module("torchvision")
     except ModuleNotFoundError:
-        return  # its extra reports this
+        return  # the check of the extra reports this
     except (RuntimeError, ImportError, OSError) as error:
         yield _broken_torchvision(error)
         return
@@ -194,7 +194,7 @@ def _broken_torchvision(error: Exception) -> Check:
     fix = _matching_torchvision()
     try:
         import_torchvision()
-    except Exception as second:  # whatever a broken binary does
+    except Exception as second:  # a broken binary may raise any error
         return Check("torchvision import", "problem", _first_line(second), fix)
     problem = (
         f"broken ({_first_line(error)}); kappaplace works around it for timm backbones, other programs fail"

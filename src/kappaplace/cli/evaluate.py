@@ -27,7 +27,7 @@ class _Evaluate(VerbGroup):
     def with_command(self, words: list[str]) -> list[str]:
         """Translate the options that earlier versions had instead of commands."""
         if words[:1] == ["model"] and any(map(_is_table, words[1:2])) and Path("model").exists():
-            raise KappaPlaceError(  # earlier versions took the folder
+            raise KappaPlaceError(  # earlier versions used the folder
                 '"evaluate model" is ambiguous here, because there is a folder "model". Pass ./model for '
                 "this folder, or a name such as kappaplace-lite0, before the table."
             )
@@ -40,7 +40,9 @@ class _Evaluate(VerbGroup):
         if not replaced:
             return ["model", *words]
         if len(replaced) > 1:
-            raise KappaPlaceError("Pass only one of --similarities, --descriptors and --protocol.")
+            raise KappaPlaceError(
+                "--similarities, --descriptors and --protocol cannot be combined. Pass only one of them."
+            )
         flag = replaced.pop()
         if flag == "--similarities":  # repeatable; its files become arguments
             return ["matrix", *(token for token in tokens if token != flag)]
@@ -94,7 +96,7 @@ class Output:
         answers = []
         for result in results:
             folder = self.out if len(results) == 1 else self.out / result.name.replace("/", "_")
-            (folder / "report.html").unlink(missing_ok=True)  # it would show earlier results
+            (folder / "report.html").unlink(missing_ok=True)  # an old report would show earlier results
             files = self.write(result, folder)
             answer = {"name": result.name, "metrics": plain(result.metrics), "files": files}
             answers.append({**answer, "warnings": warnings_of(result)})
@@ -127,7 +129,7 @@ class EvaluateOptions:
     policy: Annotated[
         NoPositives | None,
         Help(
-            "Queries without positives: fail (count as failures), skip (exclude) or error. "
+            "Policy for queries without positives: fail (count as failures), skip (exclude) or error. "
             "Default: the policy of the table's protocol, otherwise fail."
         ),
     ] = None
@@ -179,9 +181,7 @@ class ModelOptions(NamedOptions):
     """Options of `kappaplace evaluate model`."""
 
     fuse: Annotated[str, Help("Comma-separated scores to combine into one; requires --fit-on.")] = ""
-    fit_on: Annotated[
-        Path | None, Help("Validation table, on which scores are calibrated and --fuse is fitted.")
-    ] = None
+    fit_on: Annotated[Path | None, Help("Validation table for calibrating scores and fitting --fuse.")] = None
     encoder: Annotated[
         str,
         Help(
@@ -206,7 +206,8 @@ class FileOptions(NamedOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Rule for references of the same place, without a table: frames:5 (within 5 frames) or self.",
+            "Rule by which references show the same place, without a table: frames:5 (within 5 "
+            "frames) or self.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
@@ -255,7 +256,7 @@ def model(
     if not tables:
         raise KappaPlaceError("evaluate needs at least one table, got none. Pass MODEL TABLE….")
     choices, embedding = options.choices(options.fuse), machine.machine(options.root)
-    make_folder(output.out)  # before the work, not after it
+    make_folder(output.out)  # before the work, so that an error appears at once
     source = DEFAULT if pretrained else words[0]
     own = load_encoder(options.encoder) if options.encoder else None
     result = evaluate_model(
@@ -350,7 +351,10 @@ def matrix(
 
     matrices = [file for file in files if not _is_table(file)]
     if not matrices:
-        raise KappaPlaceError("evaluate matrix needs at least one .npy or .npz file, got only tables.")
+        raise KappaPlaceError(
+            "evaluate matrix needs at least one .npy or .npz file, got only tables. "
+            "Pass a similarity matrix, too."
+        )
     choices = options.choices()
     make_folder(output.out)
     labels = Labels(
@@ -371,19 +375,20 @@ def paper(
         list[str] | None,
         typer.Argument(
             metavar="[ROLE=MODEL]…",
-            help="Models to compare with the paper's. A model without a role gets the role of its head.",
+            help="Models to compare with those of the paper: MODEL or ROLE=MODEL. Default role: by "
+            "the head of the model.",
         ),
     ] = None,
     *,
     cost: Annotated[
-        Path | None, typer.Option(help="Time and memory: CSV file written by benchmarks/paper_cost.py.")
+        Path | None, typer.Option(help="CSV file with time and memory, written by benchmarks/paper_cost.py.")
     ] = None,
     machine: MachineOptions,
 ) -> None:
     """Reproduce the tables of the paper for which you have the data, next to the published numbers.
 
-    Every table and figure is listed as measured, not comparable (other data, or another backbone), measurable
-    (the listing names the missing data and models) or not measurable.
+    Every table and figure gets a status: measured, not comparable (other data or another backbone),
+    measurable or not measurable. For measurable ones, the missing data and models are listed.
 
     Examples:
 
@@ -426,9 +431,7 @@ class CompareOptions:
         list[str],
         Help("Metric to compare: AUROC, AURC, ECE@1, R@1, …; repeatable. Default: AUROC and R@1."),
     ] = field(default_factory=list)
-    against: Annotated[
-        str, Help("For a single folder: the score that its other scores are compared with.")
-    ] = ""
+    against: Annotated[str, Help("Score to compare the other scores with, if you pass a single folder.")] = ""
     out: Annotated[Path | None, Help("Folder for comparison.csv and a report of all evaluations.")] = None
     resamples: Annotated[
         int | None, Help("Number of bootstrap resamples. Default: 1000, or more for many tests.")
@@ -436,7 +439,8 @@ class CompareOptions:
     seed: Annotated[int, Help("Random seed for the bootstrap.")] = 0
     report: Annotated[bool, Help("Write report.html to the folder --out.")] = True
     seeds: Annotated[
-        bool, Help("The folders are runs with different seeds: print mean ± std over them.", ("--seeds",))
+        bool,
+        Help("Treat the folders as runs with different seeds, and print mean ± std over them.", ("--seeds",)),
     ] = False
 
     def __post_init__(self) -> None:

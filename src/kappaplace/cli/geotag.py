@@ -23,7 +23,7 @@ COLORS = {"accepted": "green", "between": "green", "implausible": "red", "unread
 
 @dataclass(frozen=True)
 class GeotagOutput:
-    """What is written; by default nothing."""
+    """Options for the files to write. By default, nothing is written."""
 
     apply: Annotated[bool, Help("Write the positions. Default: only show them.", ("--apply",))] = False
     write_exif: Annotated[
@@ -33,7 +33,7 @@ class GeotagOutput:
             "to the photos."
         ),
     ] = None
-    undo: Annotated[bool, Help("Delete what an earlier run wrote, and nothing else.", ("--undo",))] = False
+    undo: Annotated[bool, Help("Delete only the files that an earlier run wrote.", ("--undo",))] = False
     report: Annotated[Path | None, Help("HTML page to write: every photo with its matches.")] = None
 
 
@@ -41,7 +41,7 @@ def geotag(
     photos: Annotated[Path, typer.Argument(metavar="PHOTOS", help="Folder of photos.")],
     place_map: Annotated[
         Path | None,
-        typer.Option("--map", help="Map of the area, built from photos with GPS, and calibrated."),
+        typer.Option("--map", help="Calibrated map of the area, built from photos with GPS."),
     ] = None,
     *,
     options: GeotagOptions,

@@ -42,10 +42,12 @@ class SearchOptions:
 class AnswerOutput:
     """Options for printing answers and writing them to files."""
 
-    csv: Annotated[Path | None, Help("CSV file to write, one row per match. Run again to resume.")] = None
+    csv: Annotated[
+        Path | None, Help("CSV file for the answers, one row per match. Run the command again to resume.")
+    ] = None
     html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
     verbose: Annotated[
-        bool, Help("Show κ and uncertainty of every match, and the times.", ("--verbose",))
+        bool, Help("Also show κ and uncertainty of every match, and the time of each stage.", ("--verbose",))
     ] = False
     as_json: Annotated[bool, Help("Print one JSON object per query.", ("--json",))] = False
 
@@ -63,7 +65,7 @@ def localize(
         ),
     ] = "",
     on_error: Annotated[
-        OnError, typer.Option(help="What to do with an unreadable image: report and skip it, or stop.")
+        OnError, typer.Option(help="Action for an unreadable image: skip (report it and continue) or stop.")
     ] = "skip",
     *,
     output: AnswerOutput,
@@ -141,7 +143,7 @@ def _answers(
             if on_error == "stop":
                 raise
             readable = _readable(opened, part, problems)
-            if len(readable) == len(part):  # every image can be read: the error has another cause
+            if len(readable) == len(part):  # every image can be read, so the error has another cause
                 raise
             if readable:
                 yield opened.localize(readable, batch_size=batch_size, **arguments)

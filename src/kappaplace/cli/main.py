@@ -115,7 +115,7 @@ def main() -> None:
             "kappaplace: Out of memory. Pass a smaller --batch-size, or fewer images at a time.", err=True
         )
         sys.exit(BAD_INPUT)
-    except OSError as error:  # if no caller had a better message
+    except OSError as error:  # errors that no caller has explained
         if error.errno is None:
             raise
         file = f" ({error.filename})" if error.filename else ""

@@ -143,7 +143,8 @@ def compact(
     dim: Annotated[
         int | None,
         typer.Option(
-            help="Dimension to whiten the descriptors to, on the map's own images. Default: unchanged."
+            help="New dimension of the descriptors, which are whitened on the map's own images. "
+            "Default: unchanged."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -229,12 +230,12 @@ def reembed(
     patches: Annotated[
         Patches | None,
         typer.Option(
-            help="What to store for patch matching: nothing, codes of at most 4 KiB per reference, or whole "
+            help="Data to store for patch matching: nothing, codes of at most 4 KiB per reference, or whole "
             "feature maps. Default: unchanged."
         ),
     ] = None,
     on_error: Annotated[
-        OnError, typer.Option(help="What to do with an unreadable image: stop, or report and skip it.")
+        OnError, typer.Option(help="Action for an unreadable image: stop, or skip (report it and continue).")
     ] = "stop",
     device: Device = "",
     batch_size: BatchSize = 32,

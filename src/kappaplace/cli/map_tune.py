@@ -27,7 +27,7 @@ DRIFT = 1
 
 
 def images_of(images: list[Path]) -> Path | list[Path]:
-    """Return a single folder or table itself, and otherwise the list of image files."""
+    """Return the path of a single folder or table, otherwise the list of image files."""
     return images[0] if len(images) == 1 else images
 
 
@@ -36,7 +36,11 @@ class Calibrating(CalibrateOptions):
     """Options of a calibration, in which the flag ``--no-decisions`` means ``max_risk=None``."""
 
     no_decisions: Annotated[
-        bool, Help("Fit probabilities only: no thresholds, no guarantee, fewer labels.", ("--no-decisions",))
+        bool,
+        Help(
+            "Fit only probabilities, without thresholds or a guarantee. This needs fewer labels.",
+            ("--no-decisions",),
+        ),
     ] = False
 
     def __post_init__(self) -> None:
@@ -310,7 +314,9 @@ def monitor(
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(help="Figure of the signals and their calibrated range: .png, .svg or .html."),
+        typer.Option(
+            help="Figure to write, with the signals and their calibrated range: .png, .svg or .html."
+        ),
     ] = None,
     *,
     encoder: MapEncoder,

@@ -225,7 +225,9 @@ class ExportFlags:
     calibration_images: Annotated[
         Path | None, Help("Folder or table of typical images for --int8; 128 of them are used.")
     ] = None
-    half: Annotated[bool, Help("Store the weights in float16, which halves the file.", ("--half",))] = False
+    half: Annotated[bool, Help("Store the weights in float16, which halves the file size.", ("--half",))] = (
+        False
+    )
     patches: Annotated[bool, Help("Include the patch features that `localize --rerank` needs.")] = True
     calibration: Annotated[
         Path | None,

@@ -31,9 +31,7 @@ MapFolder = Annotated[
     Path, typer.Argument(metavar="MAP", help="Map folder, written by `kappaplace map build`.")
 ]
 Repo = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hugging Face Hub.")]
-Public = Annotated[
-    bool, typer.Option("--public", help="Make a new repository public. Default: a new repository is private.")
-]
+Public = Annotated[bool, typer.Option("--public", help="Create the repository as public. Default: private.")]
 Out = Annotated[Path, typer.Option(help="Folder to create.")]
 Revision = Annotated[str, typer.Option(help="Branch, tag or commit. Default: the latest commit.")]
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]
@@ -108,7 +106,7 @@ class VerbGroup(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """Explains `--rerank` without a number, which was a flag in earlier versions."""
+    """Command that explains `--rerank` without a number, which was a flag in earlier versions."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         try:
@@ -196,7 +194,7 @@ def _shown(record: type) -> list[Field[object]]:
 
 
 def _help(hint: Hint) -> Help | None:
-    extras = getattr(hint, "__metadata__", ())  # of Annotated
+    extras = getattr(hint, "__metadata__", ())  # the extra arguments of Annotated
     return next((each for each in extras if isinstance(each, Help)), None)
 
 
@@ -257,7 +255,7 @@ def _changes(pairs: object, settings: _Settings) -> dict[str, object]:
             raise KappaPlaceError(f'Unknown setting "{name}". Choose from: {", ".join(settings)}.')
         field, hint = settings[name]
         kind = get_args(hint)[0]
-        if get_args(kind):  # a Literal
+        if get_args(kind):  # the names of a Literal
             choice(text, kind, f"value of --set {name}")
             changes[field.name] = text
             continue

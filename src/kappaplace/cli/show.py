@@ -175,7 +175,7 @@ def _count(value: float) -> str:
 
 
 def paper_overview(items: Sequence[Row]) -> Table:
-    """Return every table and figure of the paper with its status and what is missing or differs."""
+    """Return every table and figure of the paper with its status and its missing or different data."""
     table = Table("table or figure", "status", "detail", title="The paper", box=box.SIMPLE_HEAD)
     for item in items:
         table.add_row(item["label"], item["status"], item["detail"])

@@ -133,7 +133,9 @@ def run(
     closing: LoopClosingOptions,
     graph: GraphOptions,
     *,
-    truth: Annotated[Path | None, typer.Option(help="True poses, to measure the errors.")] = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="File with true poses (TUM, KITTI or GPX), to measure the errors.")
+    ] = None,
     encoder: EncoderOptions,
     as_json: AsJson = False,
 ) -> None:

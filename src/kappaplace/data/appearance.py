@@ -29,8 +29,8 @@ SIDE = 64
 TONES = 32
 LUMA = np.array([0.299, 0.587, 0.114])
 COPY = 0.95
-"""Smallest correlation of two copies: re-encoded photos have 0.985 or more, the same place in
-another drive 0.83 or less, and neighboring frames of one drive 0.96 in the median."""
+"""Smallest correlation of two copies. Re-encoded photos have 0.985 or more, and the same place in another
+drive has 0.83 or less. Neighboring frames of one drive have 0.96 in the median."""
 TWIN_SECONDS = 60.0
 """Images taken within this many seconds of a reference are not independent of it."""
 FLAT = 1e-6
@@ -45,8 +45,8 @@ def appearance(images: Sequence[Source]) -> Floats:
         images: Paths, encoded bytes, Pillow images or arrays.
 
     Returns:
-        One row per image, N×7 in the order of `APPEARANCE`: brightness and contrast in [0, 1], logarithms of
-        the mean gradients and of the saturation, and the entropy of the tones in nats.
+        One row per image, N×7 in the order of `APPEARANCE`. Brightness and contrast are in [0, 1], gradients
+        and saturation are logarithms, and the variety of tones is an entropy in nats.
     """
     return np.array([_measured(image) for image in images]).reshape(-1, len(APPEARANCE))
 

@@ -49,7 +49,7 @@ class TableSummary:
     conditions: int
     """Number of conditions."""
     extent_meters: tuple[float, float] = field(metadata=stored("extent_metres"))
-    """Width and height of the area in metres; of the largest zone, if there are several."""
+    """Width and height in metres of the area, or of the largest zone if there are several."""
     positives: str
     """How positives are defined: "given", or the radius."""
     positives_per_query: float

@@ -33,7 +33,7 @@ OPTIONAL_COLUMNS: dict[str, np.dtype] = {
     "accuracy": np.dtype(np.float32),
 }
 """Columns that are None if they are unknown for every row."""
-_HASHED_ROWS = 65_536  # fixed: the block size is part of what is hashed
+_HASHED_ROWS = 65_536  # fixed, because the hash depends on the block size
 
 
 def as_column(name: str, values: ArrayLike) -> Column:
@@ -53,7 +53,9 @@ def as_column(name: str, values: ArrayLike) -> Column:
     try:
         column = np.asarray(values).astype(dtype, copy=False)
     except (TypeError, ValueError) as error:
-        raise KappaPlaceError(f"Column {name} cannot be read as {dtype}: {error}.") from None
+        raise KappaPlaceError(
+            f"Column {name} cannot be read as {dtype} ({error}). Correct its values."
+        ) from None
     if name == "heading":
         column = np.where(np.isfinite(column), np.mod(column, np.float32(360)), np.float32(np.nan))
         column = np.where(column == 360, np.float32(0), column).astype(np.float32, copy=False)
@@ -63,7 +65,7 @@ def as_column(name: str, values: ArrayLike) -> Column:
 
 
 def content_hash(facts: str, columns: Columns, positives: Positives | None) -> str:
-    """Return the SHA-256 of a table: the same for the same content, whatever the file format or the folder.
+    """Return the SHA-256 of a table's content, which does not depend on the file format or the folder.
 
     Args:
         facts: All other facts that affect the hash, as text.

@@ -129,7 +129,7 @@ class DecodeProcesses:
         """Decode a few images.
 
         Args:
-            paths: Their paths; the process does not read any other source.
+            paths: Paths of the images; the process does not read any other source.
             out: N×H×W×3 of the shared memory for the pixels; None for a separate array per image.
             offset: Offset of `out` in the shared memory.
 

@@ -163,7 +163,8 @@ def unpack(image: Image.Image, out: Pixels) -> Pixels:
     Pillow writes a PPM directly into `out` in small pieces. Converting to an array would copy the pixels
     twice more, which is noticeable with only two decoding threads.
     """
-    if type(image) is Image.Image:  # a resized image that nobody else uses: saving briefly modifies it
+    # saving briefly modifies the image, so it must be a resized one, which no caller has
+    if type(image) is Image.Image:
         file = _Stream(out)
         image.save(file, "PPM")  # type: ignore[arg-type]
         if file.position == out.size:

@@ -96,8 +96,8 @@ def decode(
 ) -> Image.Image:
     """Decode an image to upright 8-bit RGB.
 
-    The EXIF orientation is applied, deeper pixels are scaled by their full range, alpha is composited on
-    mid-grey, and only the first frame of a file is used. HEIC needs the extra "heic".
+    The EXIF orientation is applied, and only the first frame of a file is used. Pixels of more than 8 bits
+    are scaled by their full range, and alpha is composited on mid-grey. HEIC needs the extra "heic".
 
     Args:
         source: A path, encoded bytes, a Pillow image or an array. Arrays are H×W, H×W×1, H×W×3 or H×W×4 of
@@ -204,7 +204,7 @@ def _from_array(array: NDArray[np.number], max_pixels: int) -> Image.Image:
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         raise KappaPlaceError(f"Cannot decode {name}. Pass H×W, H×W×1, H×W×3 or H×W×4, channels last.")
     if array.size == 0:
-        raise KappaPlaceError(f"Cannot decode {name}, because it is empty.")
+        raise KappaPlaceError(f"Cannot decode {name}, because it has no pixels. Omit it.")
     if array.shape[0] * array.shape[1] > max_pixels:
         raise _too_large(name, f"{array.shape[1]}×{array.shape[0]} pixels", max_pixels)
     if array.ndim == 3 and array.shape[2] == 1:

@@ -1,13 +1,13 @@
 """Degrade images by a kind and a level: night, fog, rain, blur, noise, occlusion, compression.
 
-Every image has its own level in [0, 1]. Level 0 does not change the image, at level 1 it is barely
-recognizable, and for the same random numbers a higher level always degrades more. Sizes are relative to the
+Every image has its own level in [0, 1]. Level 0 does not change the image, and at level 1 it is barely
+recognizable. For the same random numbers, a higher level always degrades more. Sizes are relative to the
 image, so a level means the same at every resolution. Images are N×3×H×W in [0, 1], on any device.
 
 Random numbers come from a generator or from one key per image. With a CPU generator, the result is the same
-on every device; a generator of the device is faster. With keys, kind and level are the same everywhere, and
-noise and drops are the same on one type of device, whatever else is in the batch. Formulas in this module
-must therefore not round an image differently in another batch.
+on every device; a generator of the device is faster. With keys, the result does not depend on the batch: kind
+and level are the same everywhere, noise and drops on the same type of device. Formulas in this module must
+therefore not round an image differently in another batch.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from kappaplace.errors import KappaPlaceError
 Draw: TypeAlias = Callable[..., Tensor]
 """Function that returns new uniform numbers in [0, 1), for a shape."""
 Degradation: TypeAlias = Callable[[Tensor, Tensor, Draw], Tensor]
-"""Function of one kind: it gets images N×3×H×W in [0, 1], levels N×1×1×1 and a source of random numbers, and
-returns degraded images, possibly outside [0, 1]."""
+"""Function of one kind of degradation. Its arguments are images N×3×H×W in [0, 1], levels N×1×1×1 and a
+source of random numbers. The degraded images may be outside [0, 1]."""
 
 
 class Degraded(NamedTuple):

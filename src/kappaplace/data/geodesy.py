@@ -1,8 +1,8 @@
 """Convert latitude and longitude to metres and back, with pyproj.
 
 A frame is the EPSG code of one UTM zone ("EPSG:32610"), or of several if a collection spans the globe
-("EPSG:32610,EPSG:32633"). Zone k of the list is shifted east by k × 10,000 km: distances within a zone remain
-correct, and images of different zones are never near each other. Images that are near each other therefore
+("EPSG:32610,EPSG:32633"). Zone k of the list is shifted east by k × 10,000 km. Distances within a zone remain
+correct, and images of different zones are never near each other. Images that are near each other on Earth
 always get the same zone, even across the borders of zones.
 """
 

@@ -53,8 +53,9 @@ class Preprocessing:
     size: int | tuple[int, int] | None = None
     """Side in pixels, or (height, width). None only with mode "none"."""
     mode: ResizeMode = "none"
-    """"none": native size. "exact": to `size`, ignoring the aspect. "shorter" or "longer": that side to
-    `size`, preserving the aspect. "crop": cover `size`, preserving the aspect, and crop the center."""
+    """Mode of resizing: "none" keeps the native size, and "exact" resizes to `size` and changes the aspect.
+    The others preserve the aspect: "shorter" and "longer" resize this side to `size`, and "crop" covers
+    `size` and crops the center."""
     interpolation: Interpolation = "bilinear"
     """Method of resizing; all except "nearest" use antialiasing."""
     mean: tuple[float, float, float] = IMAGENET_MEAN

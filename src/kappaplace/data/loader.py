@@ -101,8 +101,8 @@ Decoders: TypeAlias = Threads | DecodeProcesses
 class ImageLoader:
     """Iterate over images as batches, see `Batch`.
 
-    Every pass starts from the beginning. A batch is made from the next `batch_size` rows and contains images
-    of the same size: if sizes differ, it is returned in parts, still in the requested order.
+    Every pass starts from the beginning. A batch contains the next `batch_size` images. If their sizes
+    differ, it is returned in parts of the same size, in the requested order.
 
     Args:
         paths: Images: paths, encoded bytes, Pillow images or arrays.
@@ -112,8 +112,8 @@ class ImageLoader:
             which is read at most `Workers.prefetch` batches ahead. Default: all, in order.
         workers: Number of threads or processes, or `Workers` for more settings. Default: `Workers()`.
         normalize: Return normalized float32 instead of uint8.
-        on_error: "skip" omits an image that cannot be read, logs it, adds it to `skipped` and does not try it
-            again. "raise" ends the pass with its error.
+        on_error: "raise" ends the pass with the error of an image that cannot be read. "skip" logs such an
+            image and adds it to `skipped`.
         unresized: Images that are decoded to this (height, width) are not resized, so that the device that
             embeds them can do it (`kappaplace.data.resample`).
 
@@ -294,7 +294,7 @@ class _Block(NamedTuple):
 
 
 def _in_place(images: list[tuple[int, Pixels]], buffer: Pixels | None) -> bool:
-    """Return whether all images of a batch are already in its array."""
+    """Return whether all images were decoded into the array of their batch."""
     return (
         buffer is not None
         and len(images) == len(buffer)

@@ -1,7 +1,7 @@
 """Rules for which references show the same place: within some metres, within some frames, or only itself.
 
-Margin, aliasing, SUE and self-calibration depend on them. `Neighborhood` is the rule of a dataset, `Near`
-applies it to rows of references, and `within` is the only formula for a distance in the package.
+Margin, aliasing, SUE and self-calibration depend on them. `Neighborhood` is the rule of a dataset, and `Near`
+applies it to rows of references. All distances in the package are compared by `within`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Neighborhood:
     """Rule that decides which references show the same place."""
 
     kind: Kind = "metres"
-    """"metres": references within a distance. "frames": references within a number of frames of the same
-    route. "self": only the reference itself."""
+    """References that show the same place: "metres" (within a distance), "frames" (within a number of frames
+    of the same route) or "self" (only the reference itself)."""
     value: float = 25.0
     """The distance in metres or frames, inclusive; 0 for "self"."""
 
@@ -75,7 +75,9 @@ class Neighborhood:
         try:
             return cls(kind, float(value or 0))  # type: ignore[arg-type]
         except ValueError:
-            raise KappaPlaceError(f"Neighborhood {text!r} needs a number, as in frames:5.") from None
+            raise KappaPlaceError(
+                f"Neighborhood {text!r} must have a number as its size. Write metres:25, frames:5 or self."
+            ) from None
 
     def __str__(self) -> str:
         return self.kind if self.kind == "self" else f"{self.kind}:{self.value:g}"

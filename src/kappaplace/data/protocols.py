@@ -1,4 +1,4 @@
-"""Benchmark protocols: each name stands for one exact table, and a table that differs is reported."""
+"""Benchmark protocols: each name identifies one exact table, and a table that differs is reported."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CLEAR = "clear"  # an image without any degrading condition
 def with_city_conditions(table: PlaceImages) -> PlaceImages:
     """Fill in the ``condition`` of a synthetic city: for each image, the condition that degrades it most.
 
-    `kappaplace city` writes a conditions.csv next to the folders of the splits: in the root of the table, or
-    one level above if a single split was imported. Images that it does not list remain unchanged.
+    `kappaplace data city` writes conditions.csv next to the folders of the splits. It is in the root of the
+    table, or one level above if a single split was imported. Images that it does not list remain unchanged.
     """
     from kappaplace_city.files import CONDITIONS_FILE
     from kappaplace_city.weather import WEIGHTS

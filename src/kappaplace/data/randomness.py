@@ -1,7 +1,8 @@
 """Random numbers that depend only on an item, not on its batch.
 
 A key is computed from integers that identify an item (seed, row, view, …). The numbers of a key are the same
-in any batch, order and process, so work can be divided, resumed or cached without changing the results.
+in any batch, order and process. Work can therefore be divided, resumed or cached without changing the
+results.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def item_key(*parts: int | NDArray[np.integer]) -> NDArray[np.uint64]:
     True
 
     Args:
-        *parts: Integers, or arrays that broadcast against each other. Their order counts.
+        *parts: Integers, or arrays that broadcast against each other. Another order of the parts gives
+          another key.
 
     Returns:
         One key per item.
@@ -119,7 +121,7 @@ def checked_keys(keys: Keys, count: int, generator: torch.Generator | None = Non
         KappaPlaceError: If the number is different, or there is a generator.
     """
     if generator is not None:
-        raise KappaPlaceError("Pass either a generator or keys, not both.")
+        raise KappaPlaceError("A generator and keys cannot be combined. Pass one of them.")
     if np.shape(keys) != (count,):
         raise KappaPlaceError(f"Expected one key for each of the {count} images, got shape {np.shape(keys)}.")
     return np.asarray(keys)

@@ -60,8 +60,8 @@ def size_to_leave(paths: Sequence[Source], preprocessing: Preprocessing) -> tupl
         preprocessing: Preprocessing that resizes them.
 
     Returns:
-        (height, width); None to resize all images when they are decoded, because they get different sizes,
-        would take much more memory, or the result would not be identical.
+        (height, width). None if the device should not resize them, because sizes differ, memory would be
+        short, or the result would not be identical.
     """
     if preprocessing.fixed_size is None or not paths:
         return None

@@ -126,9 +126,8 @@ def split_table(table: PlaceImages, options: SplitOptions | None = None) -> Spli
 
     By session, whole sessions become references, calibration queries or test queries. By time, the oldest
     images are the references, and calibration and test follow. By area, square blocks of ground become train,
-    calibration or test, and the images between two parts are dropped. By session and by time, the queries of
-    a table stay queries: they are divided between calibration and test in the proportion of the two
-    fractions.
+    calibration or test, and the images between two parts are dropped. If the table has queries, a split by
+    session or time divides them between calibration and test, in the proportion of the two fractions.
 
     Args:
         table: The collection.
@@ -138,7 +137,7 @@ def split_table(table: PlaceImages, options: SplitOptions | None = None) -> Spli
         The tables and notes about the split.
 
     Raises:
-        KappaPlaceError: If the table lacks what the split needs, or a part would be empty.
+        KappaPlaceError: If the table lacks a column that the split needs, or a part would be empty.
     """
     options = options or SplitOptions()
     return {"session": _by_session, "time": _by_time, "area": _by_area}[options.by](table, options)
@@ -165,7 +164,9 @@ def _fractions(options: SplitOptions, *, rest: bool) -> Fractions:
     fractions = {REFERENCES: first, CALIBRATION: options.calibration, TEST: options.test}
     fractions = {part: fraction for part, fraction in fractions.items() if fraction > 1e-9}
     if len(fractions) < 2:
-        raise KappaPlaceError("A split needs at least two parts with a fraction above 0.")
+        raise KappaPlaceError(
+            "A split needs at least two parts with a fraction above 0. Pass larger fractions."
+        )
     total = sum(fractions.values())
     return {part: fraction / total for part, fraction in fractions.items()}
 
@@ -358,8 +359,8 @@ class Sessions:
 def find_sessions(table: PlaceImages, source: SessionSource = "auto", gap: float | None = None) -> Sessions:
     """Detect sessions by condition, by gaps in time or by folder.
 
-    Folders are never used automatically: they often contain one drive in pieces (one folder per hour, or per
-    thousand files), and a split between the pieces would leak.
+    Folders are never used automatically. They often contain pieces of one drive (one folder per hour, or per
+    thousand files), and a split between pieces would leak.
 
     Args:
         table: The table.

@@ -43,7 +43,7 @@ class PlaceImages:
     place: NDArray[np.int64]
     """Place label, if the dataset has labels."""
     condition: Column
-    """Session, sequence, season or time of day: whatever the dataset distinguishes."""
+    """Capture condition that the dataset records: session, sequence, season or time of day."""
     is_query: NDArray[np.bool_]
     """True for queries, False for references."""
     frame_number: NDArray[np.int64] | None = None
@@ -239,7 +239,7 @@ class PlaceImages:
             reference: Index of the reference.
 
         Returns:
-            Their indices, including the reference itself.
+            Indices of these references, including the reference itself.
         """
         return np.flatnonzero(self.is_near(reference, np.arange(len(self.reference_rows))))
 

@@ -1,7 +1,7 @@
 """Table files: one Parquet file (large tables) or CSV file (to read and edit by hand).
 
-Facts that are not columns (frame, radius, neighborhood, …) are stored in the same file: in Parquet's schema
-metadata under the key ``kappaplace``, in CSV in the first line ``# kappaplace {json}``.
+Facts that are not columns (frame, radius, neighborhood, …) are stored in the same file. In Parquet, this is
+the schema metadata under the key ``kappaplace``; in CSV, the first line ``# kappaplace {json}``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Cells: TypeAlias = "Column | Sequence[str] | Sequence[list[int] | None]"
 """Some rows of a column of the file."""
 
-VERSION = 1  # raised when an older kappaplace would misread what a newer one writes
+VERSION = 1  # increased when an older version would misread the files of a newer one
 TABLE_FORMATS = (".parquet", ".csv")
 
 _MARK = "# kappaplace "
@@ -297,7 +297,7 @@ def _parsed(path: Path, name: str, values: list[str]) -> Column:
             raise ValueError(f"{next(v for v in values if v not in ('0', '1'))!r} is neither 0 nor 1")
         return np.array([int(v) for v in values], dtype=dtype)
     except (ValueError, OverflowError) as error:
-        raise KappaPlaceError(f"{path}: column {name} has an invalid value ({error}).") from None
+        raise KappaPlaceError(f"{path}: column {name} has an invalid value ({error}). Correct it.") from None
 
 
 def _dtype(name: str) -> np.dtype:

@@ -64,7 +64,8 @@ def read_answers(files: Sequence[Path], options: AnswerFiles = AnswerFiles()) ->
         return _descriptors(files[0], files[1], options)
     if len(files) > 1:
         raise KappaPlaceError(
-            f"An audit reads one file, or two .npy files of descriptors, got {len(files)} files."
+            f"An audit reads one file, or two .npy files of descriptors, got {len(files)} files. "
+            f"Audit them one by one."
         )
     if not first.exists():
         raise KappaPlaceError(f"There is no file {first}. Check the path.")
@@ -92,8 +93,7 @@ def _log(file: Path, options: AnswerFiles) -> ScoredAnswers:
     for name in (score, options.correct):
         if name not in rows[0]:
             raise KappaPlaceError(
-                f"{file} has no column '{name}', its columns are {', '.join(rows[0])}. Pass --score and "
-                "--correct."
+                f"{file} has no column '{name}', only {', '.join(rows[0])}. Pass --score and --correct."
             )
     scores = np.array([_number(file, number, row, score) for number, row in enumerate(rows, 1)])
     correct = [_truth(file, number, row, options.correct) for number, row in enumerate(rows, 1)]
@@ -185,7 +185,8 @@ def best_scores(
             scores[part] = dots.max(axis=1)
             continue
         best[part] = (squares - 2.0 * dots).argmin(axis=1)
-        gaps = queries[part].astype(np.float64) - references[best[part]]  # of the best only, which is exact
+        # exact, for the best references only
+        gaps = queries[part].astype(np.float64) - references[best[part]]
         scores[part] = np.einsum("ij,ij->i", gaps, gaps)
     return np.sqrt(scores) if metric == "l2" else scores, best
 
@@ -209,7 +210,9 @@ def _labeled(
 ) -> ScoredAnswers:
     """Add the outcomes to the best match of each query."""
     if len(options.tables) > 1:
-        raise KappaPlaceError(f"An audit reads at most one table, got {len(options.tables)}.")
+        raise KappaPlaceError(
+            f"An audit reads at most one table, got {len(options.tables)}. Omit the others."
+        )
     table = PlaceImages.open(options.tables[0]) if options.tables else None
     positives = None if options.positives is None else read_positives(options.positives, shape[1])
     if positives is None:
@@ -289,7 +292,7 @@ def _z_data(file: Path, options: AnswerFiles) -> ScoredAnswers:
                 raise ValueError("it is compressed")
             values = pickled(io.BytesIO(stored.read(part)))
         if not isinstance(values, dict) or "positives_per_query" not in values:
-            raise ValueError("it has no positives_per_query: run with labels")
+            raise ValueError("it has no positives_per_query, so run with labels")
         return _neighbors(values["predictions"], values["distances"], values["positives_per_query"])
 
 
@@ -317,7 +320,7 @@ def _neighbors(predictions: Value, distances: Value, positives: Value) -> Scored
     highest = max([int(best.max()), *(int(row.max()) for row in lists if len(row))])
     labels = Positives.from_lists(lists, highest + 1)
     if labels.queries != len(best):
-        raise ValueError(f"{len(best)} predictions but positives of {labels.queries} queries")
+        raise ValueError(f"it has {len(best)} predictions but positives of {labels.queries} queries")
     return ScoredAnswers(gaps, labels.hits(best[:, None])[:, 0], True, labels.counts > 0)
 
 

@@ -4,7 +4,7 @@ The scores come from any system (a similarity, a distance, a number of inliers).
 labelled answers measure the threshold, and all of them support the guarantee of another one.
 
 Frames of a drive fail together. The interval then counts blocks of frames, or whole drives if there are at
-least five (`clustered_interval`), and the guarantee uses the first answer of each block only.
+least five (`clustered_interval`). The guarantee uses only the first answer of each block.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ScoredAnswers:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """What a threshold does on the answers of an audit."""
+    """Effect of a threshold on the answers of an audit."""
 
     threshold: float
     accepted: int
@@ -101,7 +101,7 @@ class Audit:
     sentence: str
     answers: int
     correct: int
-    """Number of correct answers, whatever their score."""
+    """Number of correct answers, accepted or not."""
     answerable: int
     """Number of queries that have a correct answer."""
     lower_is_better: bool
@@ -110,9 +110,9 @@ class Audit:
     observations: int
     """Number of answers that the guarantee is based on."""
     yours: OperatingPoint
-    """Your threshold."""
+    """Result of your threshold; None if you passed none."""
     safe: OperatingPoint | None
-    """The laxest threshold that keeps the wanted risk; None if the answers cannot support any."""
+    """Result of the laxest threshold within the risk limit; None if the answers cannot support any."""
     notes: tuple[str, ...] = field(default=())
     """Conditions of the guarantee, or the reason why there is none."""
 
@@ -128,7 +128,7 @@ class Audit:
 
 
 def audit(answers: ScoredAnswers, options: AuditOptions) -> Audit:
-    """Measure the risk of a threshold, and find the threshold that keeps the wanted risk.
+    """Measure the risk of a threshold, and find the threshold that stays within a risk limit.
 
     >>> rng = np.random.default_rng(0)
     >>> scores = rng.random(2000)
@@ -139,7 +139,7 @@ to 27.4%); a threshold of 0.824645 keeps the risk at most 10% with 95% confidenc
 
     Args:
         answers: Scores with outcomes; `read_answers` reads them from files.
-        options: The threshold, the wanted risk and the confidence level.
+        options: The threshold, the risk limit and the confidence level.
 
     Returns:
         Risk, accepted fraction and recall of both thresholds.

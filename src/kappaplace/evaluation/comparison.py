@@ -169,7 +169,9 @@ def spread_over_seeds(results: Sequence[EvaluationResult], metrics: Sequence[str
             differ, or no metric has this name.
     """
     if len(results) < 2:
-        raise KappaPlaceError(f"The spread over seeds needs at least two runs, got {len(results)}.")
+        raise KappaPlaceError(
+            f"The spread over seeds needs at least two runs, got {len(results)}. Pass one folder per seed."
+        )
     models = [result.facts.get("fingerprint") for result in results]
     if None not in models and len(set(models)) < len(models):
         raise KappaPlaceError("Two runs evaluate the same model. Pass one run per seed.")

@@ -22,8 +22,8 @@ class AuditOptions:
         KappaPlaceError: If a value is out of range.
     """
 
-    threshold: Annotated[float, Help("Your threshold. It accepts this score and all better ones.")]
-    max_risk: Annotated[float, Help("Error rate among accepted answers that you want to stay within.")] = 0.05
+    threshold: Annotated[float, Help("Your threshold: answers with this score or a better one are accepted.")]
+    max_risk: Annotated[float, Help("Maximum error rate among accepted answers.")] = 0.05
     confidence: Annotated[float, Help("Confidence level of the interval and of the guarantee.")] = 0.95
     block: Annotated[
         int | None,
@@ -43,7 +43,7 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class AnswerFiles:
-    """What the columns and numbers of the files mean, and where the labels are.
+    """Meaning of the columns and numbers in the files, and location of the labels.
 
     Raises:
         KappaPlaceError: If the metric is unknown.
@@ -57,9 +57,14 @@ class AnswerFiles:
     ] = ""
     correct: Annotated[str, Help("Column of a log that states whether the answer is correct.")] = "correct"
     distance: Annotated[
-        bool, Help("Scores are distances: lower is better. Default: higher is better.", ("--distance",))
+        bool,
+        Help(
+            "Treat scores as distances, of which lower is better. Default: higher is better.", ("--distance",)
+        ),
     ] = False
-    metric: Annotated[Metric, Help("Score of two descriptors; l2 and squared-l2 are distances.")] = "cosine"
+    metric: Annotated[Metric, Help("Score between two descriptors; l2 and squared-l2 are distances.")] = (
+        "cosine"
+    )
     tables: tuple[Path, ...] = ()
     """Table with the positions or the correct references of the queries, at most one."""
 

@@ -1,8 +1,9 @@
 """The user's own scores, read from CSV files, to be evaluated next to the scores of the package.
 
-Columns: ``query`` (its number in the dataset from 0, or its image path), and ``uncertainty`` (higher means
-less certain) or ``probability`` (that the top match is correct) or both. With ``reference`` there is one row
-per pair. With ``set`` one file covers several datasets. The score has the name of the file.
+The column ``query`` contains its number in the dataset from 0, or its image path. The column ``uncertainty``
+(higher means less certain) or ``probability`` (that the top match is correct) is also required. With
+``reference`` there is one row per pair. With ``set`` one file covers several datasets. The score has the name
+of the file.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def read_own_score(file: Path, retrieved: Retrieved) -> ScoreColumns:
     uncertainty = _of_queries(file, "uncertainty", rows, numbers, queries)
     if uncertainty is None:
         if probability is None:
-            raise KappaPlaceError(f"{file} needs the column uncertainty or probability.")
+            raise KappaPlaceError(f"{file} must have the column uncertainty or probability.")
         uncertainty = 1.0 - probability
     if probability is not None and (probability.min() < 0 or probability.max() > 1):
         raise KappaPlaceError(f"{file}: a probability must be between 0 and 1.")
@@ -66,7 +67,7 @@ def _rows(file: Path, set_name: str) -> list[Row]:
         names = reader.fieldnames or []
         if "query" not in names:
             raise KappaPlaceError(
-                f"{file} needs a first line with the names of its columns: query,uncertainty."
+                f"The first line of {file} must have the names of its columns, such as query,uncertainty."
             )
         rows = [{**row, LINE: str(reader.line_num)} for row in reader]
     if "set" in names:
@@ -141,7 +142,7 @@ def _of_pairs(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
     """Return the score of the top match of each query, and of all matches if the file has all of them."""
     if "uncertainty" not in rows[0]:
-        raise KappaPlaceError(f"{file} needs the column uncertainty.")
+        raise KappaPlaceError(f"{file} must have the column uncertainty.")
     pairs: Pairs = {}
     for row in rows:
         pair = numbers.of("query", row), numbers.of("reference", row)

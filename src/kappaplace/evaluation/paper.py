@@ -30,7 +30,7 @@ SCORES = "l2,pa,log-sue,log-sue-one-sided,variance,variance-upper,inverse-kappa,
 
 
 class PaperNumber(NamedTuple):
-    """One cell of one table."""
+    """One published number: a cell of a table of the paper."""
 
     table: str
     """Label in the source of the paper."""

@@ -38,8 +38,8 @@ Floats = NDArray[np.float64]
 Metrics: TypeAlias = dict[str, Any]
 """Metrics of one dataset: {"queries": N, "recall": {metric: value}, "scores": {score: {metric: value}}}.
 
-"intervals" has the same keys with (low, high) instead of values, and the confidence "level". "baselines" has
-the metrics of a constant score and of a perfect ranking, by their name.
+"intervals" has (low, high) for the same keys, and the confidence "level". "baselines" has
+the metrics of a constant score and of a perfect ranking.
 """
 Columns: TypeAlias = "dict[str, NDArray[np.generic] | list[str]]"
 

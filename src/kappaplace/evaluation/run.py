@@ -215,10 +215,10 @@ def evaluate(
     """Evaluate retrieval and uncertainty scores on one table.
 
     Args:
-        source: A model, its name or folder; any torch module that returns descriptors B×d for images B×3×H×W;
-            descriptors, one row per image of the table; or a pair of descriptors, of the queries and of the
-            references. A module is used with its attribute ``preprocessing`` (default: 512×512, ImageNet).
-            Descriptors are arrays, or `Embeddings` with κ or a variance.
+        source: A model, its name or its folder. Or any torch module that returns descriptors B×d for images
+            B×3×H×W. Or descriptors: one row per image of the table, or a pair for queries and references. A
+            module is used with its attribute ``preprocessing`` (default: 512×512, ImageNet). Descriptors are
+            arrays, or `Embeddings` with κ or a variance.
         table: Images with positions and their roles, or the file of such a table.
         choices: Scores, number of matches per query, handling of queries without positives, bootstrap.
         machine: Cache, device and batch size for embedding; no effect on the result.

@@ -247,7 +247,7 @@ def fit(retrieved: Retrieved, scores: Sequence[Score], names: Sequence[str] = ()
     parts = [score_named(name) for name in dict.fromkeys(names)]
     for part in parts:
         if reason := part.reason(retrieved.evidence):
-            raise KappaPlaceError(f"The score {part.name} cannot be combined: {reason}")
+            raise KappaPlaceError(f"The score {part.name} cannot be combined. {reason}")
     result = score_set(retrieved, scores, policy="fail")
     success = success_at(result.hits, 1)
     if not parts and (success.all() or not success.any()):

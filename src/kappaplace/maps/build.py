@@ -43,11 +43,11 @@ from kappaplace.maps.store import MapStore, parts
 from kappaplace.maps.store.manifest import Manifest, ModelRecord, read_manifest
 from kappaplace.maps.store.segments import Rows
 from kappaplace.maps.store.writer import PENDING, MapWriter, writer_of
+from kappaplace.models.aggregation import Whitening
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.ray import Embedder, starter
 from kappaplace.models.encoder import whitened_fingerprint
-from kappaplace.models.whitening import Whitening
 from kappaplace.progress import track
 from kappaplace.retrieval.patch_codes import SAMPLE_IMAGES, PatchCodebook
 from kappaplace.types import Embeddings
@@ -171,7 +171,7 @@ def evenly(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def patch_mode(model: AnyModel, preprocessing: Preprocessing, patches: str | None) -> str:
-    """Return what a map stores for patch matching.
+    """Return the kind of patches that a map stores.
 
     Args:
         model: Model of the map.
@@ -340,7 +340,7 @@ def build_map(
             return report, whitened(ready, writer.manifest.model, writer.store.whitening)
     except KappaPlaceError:
         if fresh and not any((out / PENDING).glob("*")) and not read_manifest(out).count:
-            shutil.rmtree(out)  # do not leave an empty map
+            shutil.rmtree(out)  # no empty map is left after a failure
         raise
 
 

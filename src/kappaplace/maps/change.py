@@ -94,7 +94,7 @@ def reembed_map(
         folder: Folder of the map.
         model: New model, or its folder, file or name.
         options: Options of the embedding.
-        patches: What to store for patch matching. Default: unchanged, if the new model allows it.
+        patches: Data to store for patch matching. Default: unchanged, if the new model allows it.
 
     Returns:
         Numbers of embedded and skipped images.
@@ -246,7 +246,7 @@ def store_patches(folder: Path, model: AnyModel, patches: str, options: AddOptio
 
 
 def _drop(writer: MapWriter, patches: str) -> None:
-    """Delete all patches, and record in the manifest what the map stores for patch matching."""
+    """Delete all patches, and record the kind of patches that the map stores in the manifest."""
     records = []
     for record in writer.manifest.segments:
         files = {name: file for name, file in record.files.items() if name != "patches.npy"}

@@ -28,6 +28,7 @@ from kappaplace.maps.store.manifest import ModelRecord
 from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.segments import COLUMNS, Blobs, Rows
 from kappaplace.maps.store.writer import writer_of
+from kappaplace.models.aggregation import Whitening
 from kappaplace.models.checkpoint import CARD, AnyModel, load_model, save_model, trainable
 from kappaplace.models.embedding.ray import Started, Starter
 from kappaplace.models.encoder import whitened_fingerprint
@@ -36,7 +37,6 @@ from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.registry import HUB
 from kappaplace.models.shipped import DEFAULT, is_shipped
-from kappaplace.models.whitening import Whitening
 from kappaplace.retrieval.patch_codes import PatchCodebook
 from kappaplace.retrieval.patches import learn_codes
 from kappaplace.types import Embeddings
@@ -128,7 +128,7 @@ def model_of(
     """Load the model of a map.
 
     A map may come from an untrusted source. Unless a model is passed, only published models and a model
-    folder inside the map are loaded. Their files are safetensors and JSON.
+    folder inside the map are loaded, whose files are safetensors and JSON.
 
     Args:
         folder: Folder of the map.
@@ -180,7 +180,8 @@ def whitened_record(record: ModelRecord, whitening: Whitening) -> ModelRecord:
 
 
 def whitened(model: AnyModel, record: ModelRecord, whitening: Whitening | None) -> AnyModel:
-    """Return a model with the whitening of a map; an exported file of the map's model already has it."""
+    """Return a model with the whitening of a map, unless it is an exported file, which already contains
+    it."""
     if whitening is None or model.fingerprint == record.fingerprint or model.dim != whitening.inputs:
         return model
     return model.with_whitening(whitening)
@@ -194,7 +195,7 @@ def with_fitted_kappa(
     Args:
         folder: Folder of the map.
         record: Record of the map's model.
-        model: A model. Its κ is unchanged unless it is the map's model before the fit.
+        model: A model. The fitted κ replaces its κ if this is the map's model before the fit.
         whitening: Whitening of the map.
 
     Returns:
@@ -316,7 +317,7 @@ class BlockEmbedder:
         """Embed images before the others, so that the codebook is fitted on images from the whole list."""
         before = len(self.skipped)
         result = self._embedded(rows, self._begin(rows))
-        del self.skipped[before:]  # they are reported when it is their turn
+        del self.skipped[before:]  # unreadable images are reported later, in their block
         if result is not None:
             self.sampled = {row: (result[1], i) for i, row in enumerate(result[0])}
 

@@ -26,8 +26,8 @@ from kappaplace.maps.store.manifest import Manifest, ModelRecord, of_this_protoc
 from kappaplace.maps.store.schema import Column, has_half_positions
 from kappaplace.maps.store.segments import POSE, Blobs, Rows
 from kappaplace.maps.store.writer import writer_of
+from kappaplace.models.aggregation import Whitening
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.whitening import Whitening
 from kappaplace.records import from_plain, to_plain
 from kappaplace.retrieval.patch_codes import PatchCodebook
 from kappaplace.types import Json
@@ -52,7 +52,7 @@ FACTS = [
 PATCH_CODEBOOK = "patch_codebook"
 """Key of the codebook that decodes compact patches: float32 numbers in base64."""
 WHITENING = "whitening"
-"""Key of the projection of the descriptors of the model, (D+1)×d: float32 numbers in base64."""
+"""Key of the whitening, which projects the descriptors of the model: (D+1)×d float32 numbers in base64."""
 FIRST = {"protocol": 1}
 """Default values of fields that a file does not contain."""
 

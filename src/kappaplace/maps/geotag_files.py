@@ -276,12 +276,12 @@ def _sidecar(tag: Tag) -> bytes:
 
 
 def _quoted(text: str) -> str:
-    """Return the value of an XML attribute; a file name may contain what XML does not allow."""
+    """Return the value of an XML attribute, without characters that XML does not allow."""
     return quoteattr("".join(each for each in printable(text) if each.isprintable()))
 
 
 def _minutes(value: float, sides: str) -> str:
-    """Return the form of XMP: degrees, decimal minutes and the side, as in 45,45.060600N."""
+    """Return degrees, decimal minutes and the side as text for XMP, as in 45,45.060600N."""
     units = round(abs(value) * 60_000_000)
     return f"{units // 60_000_000},{units % 60_000_000 / 1e6:.6f}{sides[value < 0]}"
 
@@ -370,4 +370,4 @@ def _writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KappaPlaceError(f"Cannot write {file}: {why(error)}.") from None
+        raise KappaPlaceError(f"Cannot write {file} ({why(error)}). Check the folder and the disk.") from None

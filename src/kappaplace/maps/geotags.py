@@ -1,10 +1,10 @@
 """Positions for photos without GPS: accepted answers of a map, compared with photos taken at about that time.
 
-Photos that were taken within a few minutes of each other cannot be far apart. An accepted answer that would
-need an implausible speed to or from a photo with GPS, or to most other accepted answers, is held back. With
+Photos that were taken within a few minutes of each other cannot be far apart. An accepted answer is held back
+if it would need an implausible speed to or from a photo with GPS, or most other accepted answers. With
 ``between``, a photo without an accepted answer gets a position between two placed photos that are close to
-each other in time and space. Doubtful answers that agree with their neighbors stay doubtful: on one of five
-real routes, more than a third of the positions would be wrong (results/geotag_real.csv).
+each other in time and space. Doubtful answers that agree with their neighbors stay doubtful. On one of five
+real routes, more than a third of their positions would be wrong (results/geotag_real.csv).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Status = Literal["GPS", "sidecar", "accepted", "between", "implausible", "not ac
 PLACED: tuple[Status, ...] = ("accepted", "between")
 """Photos that get a position."""
 BETWEEN = 60.0
-"""Most seconds between two placed photos between which another one is placed: a walker stays near them."""
+"""Maximum seconds between two placed photos that place a third one, because a walker stays near both."""
 SHOWN = 3
 """Matches of a photo that are kept for the report."""
 
@@ -72,7 +72,7 @@ class TagAnswer:
 
 @dataclass(frozen=True)
 class PhotoTag:
-    """What is known of one photo, and the position that it gets."""
+    """Result for one photo: its status, its position, and the evidence."""
 
     photo: Path
     status: Status
@@ -295,9 +295,10 @@ def implausible(
 ) -> Rows:
     """Find accepted answers that contradict other photos.
 
-    Two photos contradict each other if they were taken within ``reach`` seconds, and if the distance of their
-    positions, less twice the radius, needs more than ``speed``. Answers that contradict a photo with GPS are
-    held back first, then again and again the answers with the most contradictions.
+    Two photos contradict each other if they were taken within ``reach`` seconds and moving between them needs
+    more than ``speed``. The distance is that of their positions, less twice the radius. Answers that
+    contradict a photo with GPS are held back first, then again and again the answers with the most
+    contradictions.
 
     Args:
         times: Seconds, N; NaN if unknown.
@@ -332,7 +333,7 @@ def _contradictions(
     rows = rows[np.argsort(times[rows], kind="stable")]
     ends = np.searchsorted(times[rows], times[rows] + reach, side="right")
     pairs = [np.empty((2, 0), np.int64)]
-    for start, end in enumerate(ends.tolist()):  # row by row: the photos of a whole trip are many pairs
+    for start, end in enumerate(ends.tolist()):  # row by row, because a trip has too many pairs of photos
         row, later = rows[start], rows[start + 1 : end]
         gap = np.hypot(*(points[later] - points[row]).T)
         clash = later[gap - 2 * radius > speed * (times[later] - times[row])]
@@ -372,7 +373,7 @@ def between(times: Floats, points: Floats, placed: Bools, radius: float, reach: 
 def _answers(
     place_map: OpenMap, files: Sequence[Path], options: GeotagOptions, problems: dict[Path, str]
 ) -> dict[Path, TagAnswer]:
-    """Localize photos; answers are stored as they come, so that the next run starts where this one ended."""
+    """Localize photos. Every answer is stored immediately, so that an interrupted run resumes."""
     store = _store(place_map, options)
     answers = _stored(store, files)
     todo = [file for file in files if file not in answers]
@@ -381,9 +382,9 @@ def _answers(
             part = todo[start : start + options.batch_size]
             good = [file for file in part if _decodes(place_map, file, problems)]
             if good:
-                found = place_map.localize(good, rerank=options.rerank, batch_size=options.batch_size)
+                batch = place_map.localize(good, rerank=options.rerank, batch_size=options.batch_size)
                 new = {
-                    file: _short(place_map, answer, options) for file, answer in zip(good, found, strict=True)
+                    file: _short(place_map, answer, options) for file, answer in zip(good, batch, strict=True)
                 }
                 answers |= new
                 _keep(store, new)
@@ -400,7 +401,7 @@ def _decodes(place_map: OpenMap, file: Path, problems: dict[Path, str]) -> bool:
 
 
 def _short(place_map: OpenMap, answer: Localization, options: GeotagOptions) -> TagAnswer:
-    """Return what is kept of an answer, decided for the wanted risk."""
+    """Return the part of an answer that is kept, decided for the risk of the options."""
     if options.max_risk is not None:
         calibration = place_map.calibration or place_map.borrowed
         answer = decide_answer(answer, calibration, place_map.manifest.radius, options.max_risk).answer
@@ -451,5 +452,6 @@ def _keep(store: Path | None, answers: dict[Path, TagAnswer]) -> None:
     if store is None:
         return
     rows = [{"photo": _identity(file), "answer": to_plain(answer)} for file, answer in answers.items()]
-    with suppress(OSError), store.open("a", encoding="utf-8") as stream:  # a full disk: it is only a shortcut
+    # a full disk: the stored answers only save time
+    with suppress(OSError), store.open("a", encoding="utf-8") as stream:
         stream.write("".join(json.dumps(row) + "\n" for row in rows))

@@ -37,7 +37,7 @@ from kappaplace.uncertainty import SCORES
 
 T = TypeVar("T")
 Table: TypeAlias = Sequence[Sequence[T | None]]
-"""One row per query, one value per match."""
+"""Values of matches: one row per query, one value per match."""
 NOT_CALIBRATED = (
     "The map is not calibrated, so there are no probabilities and no decisions. Run `kappaplace calibrate`."
 )

@@ -145,8 +145,8 @@ class OpenMap:
         """Return the number of matches that a calibration should re-rank by patch matching.
 
         Args:
-            rerank: Number that the user passed. Default: `RERANK`, but at most a quarter of the references;
-                0 if the model has no patch maps, or images of the map cannot be read.
+            rerank: Number that the user passed. Default: `RERANK`, but at most a quarter of the references.
+                The default is 0 if the model has no patch maps, or images of the map cannot be read.
 
         Returns:
             The number of matches; 0 turns patch matching off.

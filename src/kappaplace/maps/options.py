@@ -29,7 +29,7 @@ MOST_MINUTES, MOST_SPEED = 1e6, 1e5
 Rerank = Annotated[
     int | None,
     Help(
-        "Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0.",
+        "Number of top matches to re-rank by patch matching. Default: as calibrated, or 0 if not calibrated.",
         ("--rerank", "--verify"),
     ),
 ]
@@ -50,12 +50,10 @@ class AddOptions:
     prefix: Annotated[str, Help("Text to put before each image name, to distinguish two sources.")] = ""
     duplicates: Annotated[
         Duplicates,
-        Help(
-            "What to do if the map has another image of this name: fail, skip it, or replace the old image."
-        ),
+        Help("Action if the map has another image of this name: error, skip, or replace the old image."),
     ] = "error"
     on_error: Annotated[
-        OnError, Help("What to do with an unreadable image: report and skip it, or stop.")
+        OnError, Help("Action for an unreadable image: skip (report it and continue) or stop.")
     ] = "skip"
     ray: Annotated[
         str,
@@ -94,7 +92,7 @@ class BuildOptions(AddOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Rule for references of the same place: metres:25, frames:5 or self. Default: by radius.",
+            "Rule by which images show the same place: metres:25, frames:5 or self. Default: the radius.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
@@ -103,7 +101,7 @@ class BuildOptions(AddOptions):
     patches: Annotated[
         Patches | None,
         Help(
-            "What to store for patch matching: nothing, codes of at most 4 KiB per reference, or whole "
+            "Data to store for patch matching: nothing, codes of at most 4 KiB per reference, or whole "
             "feature maps. Default: compact if the model has patch maps."
         ),
     ] = None
@@ -144,7 +142,7 @@ class LocalizeOptions:
         float | None, Help("Expected fraction of out-of-map queries. Default: the calibrated one.")
     ] = None
     rerank: Rerank = None
-    """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
+    """Number of top matches to re-rank by patch matching. Default: as calibrated, or 0."""
 
     def __post_init__(self) -> None:
         within(self.k, "k", 1)
@@ -191,7 +189,7 @@ class LabelOptions:
     seed: Annotated[int, Help("Random seed for sampling the queries.")] = 0
     thin: Annotated[bool, Help("Sample only one query per place, based on position or time.")] = True
     rerank: Rerank = None
-    """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
+    """Number of top matches to re-rank by patch matching. Default: as calibrated, or 0."""
     batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
 
 
@@ -229,18 +227,19 @@ class GeotagOptions:
     """
 
     minutes: Annotated[
-        float, Help("Compare answers to photos taken within this many minutes of each other.")
+        float, Help("Maximum time in minutes between two photos whose answers are compared.")
     ] = 5.0
     speed: Annotated[float, Help("Highest plausible speed between two photos, in metres per second.")] = 15.0
     between: Annotated[
-        bool, Help("Also place photos taken between two placed ones, at most a minute and a radius apart.")
+        bool,
+        Help("Also interpolate positions between two photos, at most one minute and one map radius apart."),
     ] = True
-    """Not covered by the guarantee of the accepted answers."""
+    """Interpolated positions are not covered by the guarantee of accepted answers."""
     max_risk: Annotated[
-        float | None, Help("Accepted error rate. Default: the risk that the map was calibrated for.")
+        float | None, Help("Maximum error rate among accepted answers. Default: the calibrated one.")
     ] = None
     rerank: Rerank = None
-    """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
+    """Number of top matches to re-rank by patch matching. Default: as calibrated, or 0."""
     batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
 
     def __post_init__(self) -> None:

@@ -161,14 +161,14 @@ class PlaceMap(OpenMap):
         *,
         patches: Patches | None = None,
     ) -> Report:
-        """Embed all images again, with another model or to store what patch matching needs.
+        """Embed all images again, with another model or to store patches for patch matching.
 
         Another model removes the calibration, because scores change. Patches alone do not.
 
         Args:
             model: New model, or its folder, file or name. Default: unchanged.
             options: Options of the embedding. By default, an unreadable image raises an error.
-            patches: What to store for patch matching: none, compact or full. Default: unchanged.
+            patches: Data to store for patch matching: none, compact or full. Default: unchanged.
 
         Returns:
             Report of the embedding.

@@ -11,7 +11,7 @@ from kappaplace.maps.references import whole_map_extras
 from kappaplace.maps.store.manifest import SegmentRecord
 from kappaplace.maps.store.segments import SEGMENTS, Rows, write_segment
 from kappaplace.maps.store.writer import MapWriter
-from kappaplace.models.whitening import SAMPLE_BYTES, Whitening, learn_whitening
+from kappaplace.models.aggregation import SAMPLE_BYTES, Whitening, learn_whitening
 from kappaplace.retrieval.codes import learn_codebook
 from kappaplace.retrieval.columns import COARSE
 from kappaplace.retrieval.references import draw

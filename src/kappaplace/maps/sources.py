@@ -31,7 +31,7 @@ class ReferenceList:
     paths: Sequence[str]
     """Image file of each reference."""
     poses: NDArray[np.float64]
-    """N×4: x, y, heading, time; NaN if unknown."""
+    """Columns x, y, heading and time, N×4; NaN if unknown."""
     routes: NDArray[np.int64]
     """N×2: hash of the route, and number of the frame."""
     root: str
@@ -201,7 +201,7 @@ def into_frame(table: PlaceImages, frame: str, empty: bool) -> PlaceImages:
 
 
 def is_same_image(query: str, image: str) -> bool:
-    """Return whether two paths name the same file; an empty path names none."""
+    """Return whether two paths name the same file; False for an empty path."""
     return bool(image) and os.path.realpath(query) == os.path.realpath(image)
 
 

@@ -18,7 +18,7 @@ from kappaplace.metrics.calibration import (
 from kappaplace.metrics.probability import (
     BrierParts, MassBins, brier, brier_parts, debiased_ece, equal_mass_ece, log_loss, mass_bins,
 )
-from kappaplace.metrics.proportions import LEAST_CLUSTERS, binomial_interval, clustered_interval
+from kappaplace.metrics.retrieval import LEAST_CLUSTERS, binomial_interval, clustered_interval
 from kappaplace.metrics.retrieval import (
     KS, average_precision_at, mean_average_precision_at, recall_at, success_at,
 )

@@ -73,9 +73,10 @@ def reliability_curve(
     Bins have equal width. A score on an inner edge belongs to the bin on its right; the last bin is closed.
     A constant score contains no information, so all queries are in the last, least certain bin.
 
-    Zoom binning lowers the top edge along the grid until the last bin contains more than 0.1% of the queries,
-    and spreads the bins below the new edge. Queries above it are excluded from the sum but count in N. The
-    lowest top edge is the first inner edge of the grid, even if the last bin still contains too few queries.
+    Zoom binning lowers the top edge along the grid until the last bin contains more than 0.1% of the queries.
+    The bins are then spread below the new edge. Queries above it are excluded from the sum but count in N.
+    The lowest top edge is the first inner edge of the grid, even if the last bin still contains too few
+    queries.
 
     Args:
         uncertainty: Uncertainty of each query, N; higher means less certain.

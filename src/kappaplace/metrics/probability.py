@@ -206,9 +206,9 @@ REACH = 20
 def smooth_ece(probability: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
     """Compute the smooth ECE, a calibration error without bins (Błasiok and Nakkiran, "Smooth ECE", 2023).
 
-    The residuals y − p are smoothed over p with a Gaussian of width σ that is reflected at 0 and 1, and the
-    absolute value of the result r(t) is integrated over t. The integral decreases with σ. The smooth ECE is
-    the σ that is equal to the integral.
+    The residuals y − p are smoothed over p with a Gaussian of width σ that is reflected at 0 and 1. The
+    absolute value of the result r(t) is then integrated over t. The integral decreases with σ. The smooth ECE
+    is the σ that is equal to the integral.
 
     Args:
         probability: Probability that each query is correct, N values in [0, 1].

@@ -290,7 +290,7 @@ def checked_weights(folder: Path, record: CardRecord) -> Path:
 
     Args:
         folder: Folder of the model.
-        record: Its card.
+        record: Card of the model.
 
     Returns:
         The file.

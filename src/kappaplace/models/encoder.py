@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.aggregation import Whitening
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.heads import Head
-from kappaplace.models.whitening import Whitening
 from kappaplace.types import Embeddings, Json
 
 M = TypeVar("M", bound="EncoderModule")

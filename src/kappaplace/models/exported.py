@@ -229,7 +229,7 @@ class ExportRecord:
 
 
 BLANK = "0" * 64
-"""Checksum in the record of a file whose checksum is not computed yet."""
+"""Placeholder in the record of a file until its checksum is computed."""
 
 
 def with_checksum(content: bytes, before: str, after: str) -> bytes:

@@ -351,7 +351,8 @@ def plain_encoder(encoder: nn.Module) -> PlainEncoder:
 
 
 def load_encoder(function: str) -> nn.Module:
-    """Import a function and return the encoder that it returns. Its code runs on your machine.
+    """Import a function, and return the encoder that it returns. The code of the function runs on your
+    machine.
 
     Args:
         function: ``package.module:function``, in the current folder or installed.

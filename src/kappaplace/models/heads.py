@@ -270,7 +270,7 @@ class EachVarianceHead(Head):
 
 
 class StunHead(Head):
-    """The student of STUN: one sigmoid output s per dimension; the variance is exp(s)."""
+    """The student of STUN: one sigmoid output s per dimension, with the variance exp(s)."""
 
     spread: Spread = "log-variance"
 

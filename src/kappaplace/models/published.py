@@ -1,7 +1,7 @@
 """Published models: downloads by name, their cache, and readers of weights files of other projects.
 
-The checksum of a file is recorded at its first download and verified at every use, so a damaged or replaced
-file is detected; the first download is trusted.
+The checksum of a file is recorded at its first download, which is trusted. It is verified at every use, so a
+damaged or replaced file is detected.
 
 Weights files have one of four layouts. Only tensors and numbers are read (``weights_only``), never code:
 
@@ -202,11 +202,11 @@ def _forget_other_repositories() -> None:
 
 
 def _not_loaded(model: HubModel, error: Exception) -> KappaPlaceError:
-    """Return the error for a model that torch.hub cannot load, with what to do."""
+    """Return the error for a model that torch.hub cannot load, with its remedy."""
     cause = reason(error)
     if isinstance(error, EOFError) or "ntrusted" in cause:
         cause = "the repository is not confirmed yet"
-        advice = "Load it once in a terminal, and confirm in a terminal that you trust the repository."
+        advice = "Load it once in a terminal, and confirm there that you trust the repository."
     elif isinstance(error, HTTPError):
         advice = "Try again later."
     elif isinstance(error, OSError) or "internet connection" in cause:

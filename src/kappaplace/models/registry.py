@@ -22,8 +22,9 @@ class HubModel:
     name: str
     """Name in `load_model`."""
     kind: Literal["weights", "torch.hub", "timm", "file"]
-    """weights: a file that kappaplace downloads and reads; file: a file that you download and kappaplace
-    reads; torch.hub: the code of its authors runs on your machine; timm: code of the extra ``backbones``."""
+    """Origin of the encoder. "weights" is a file that KappaPlace downloads; "file" is a file that you
+    download. "torch.hub" runs the code of its authors on your machine; "timm" is the code of the extra
+    ``backbones``."""
     location: str
     """URL of the file, repository on GitHub, or name of the timm model."""
     dim: int

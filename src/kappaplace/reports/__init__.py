@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from kappaplace.reports.html import page as page
     from kappaplace.reports.html import png_of as png_of
     from kappaplace.reports.html import table as table
-    from kappaplace.reports.labels import write_label_page as write_label_page
     from kappaplace.reports.localization import write_answers as write_answers
     from kappaplace.reports.localization import write_geotags as write_geotags
+    from kappaplace.reports.localization import write_label_page as write_label_page
     from kappaplace.reports.map_tune import fit_verdict as fit_verdict
     from kappaplace.reports.map_tune import write_drift as write_drift
     from kappaplace.reports.map_tune import write_fit_report as write_fit_report
-    from kappaplace.reports.paper import write_paper_report as write_paper_report
     from kappaplace.reports.runs import draw_trajectory as draw_trajectory
+    from kappaplace.reports.runs import write_paper_report as write_paper_report
     from kappaplace.reports.runs import write_slam as write_slam
     from kappaplace.reports.runs import write_training as write_training
 else:

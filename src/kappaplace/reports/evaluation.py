@@ -102,7 +102,7 @@ def _verdict(files: Artifacts, group: Group, result: EvaluationResult) -> list[s
         flaws = {name for part in result.sets for name in flaws_of(part)}
         pieces.append(files.table("scores-mean", mean_table(result.metrics["mean"], labels, flaws)))
     figures = [groups.ece_bars(files, group), groups.risk_coverage(files, group)]
-    if several:  # a single dataset has them in its own chapter
+    if several:  # the chapter of a single dataset has them
         figures += [groups.reliability(files, group), groups.histograms(files, group)]
     figures.append(groups.ece_sensitivity(files, group))
     return [*pieces, html.paragraph(CAPTIONS["scores"], small=True), html.grid(figures)]

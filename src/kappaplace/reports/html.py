@@ -228,7 +228,7 @@ def card(kind: str, name: str, source: str, captions: Sequence[str], alternative
     """Return an image with a frame and captions, for a ``<div class="row">``.
 
     Args:
-        kind: Frame: query (gray), right (green) or wrong (red); empty for no color.
+        kind: Kind of frame: query (gray), right (green) or wrong (red). Empty for no color.
         name: Name of the image file.
         source: Image as a data URL; empty if it cannot be opened.
         captions: Lines of text below the image.

@@ -33,7 +33,7 @@ ROUNDS = 12  # k-means iterations; more of them reduce the error by less than 0.
 STEP = 1 << 14  # rows that are encoded at once
 CACHED = 1 << 9  # points per comparison with the centers: their distances fit in the CPU cache (15× as fast)
 WHOLE: dict[int, np.dtype] = {1: np.dtype("f4"), 2: np.dtype("c8"), 4: np.dtype("c16")}
-"""Types with the size of this many float32 numbers."""
+"""Data types by size, as a number of float32 values."""
 POWER = 0.75
 """Weight of an error: energy ** POWER. With 0, errors of similarities are a third larger."""
 ODD = 0.001  # fraction of gains at either end that the last byte clips
@@ -101,7 +101,8 @@ class Codebook:
     def decode(self, codes: NDArray[np.uint8], *, turned: bool = False) -> NDArray[np.float32]:
         """Return the vectors that codes represent.
 
-        Their products with descriptors are correct on average, so they are slightly longer than 1.
+        The products of these vectors with descriptors are correct on average, so their length is slightly
+        above 1.
 
         Args:
             codes: Codes of shape (..., width).
@@ -127,7 +128,7 @@ class Codebook:
     def products(self, query: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the inner products of one query with codes, without decoding them.
 
-        A table contains what each value of each byte adds to the product and to its correction. Both are
+        A table contains the contribution of each byte value to the product and to its correction. Both are
         parts of one complex number, so that one lookup returns them. For a single query, this is several
         times as fast as decoding.
 

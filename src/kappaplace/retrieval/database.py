@@ -81,7 +81,9 @@ class References:
         }
         for column, (values, shape) in columns.items():
             if values is not None and (len(values), *np.shape(values)[1:]) != shape:
-                raise KappaPlaceError(f"Expected {count} {column}, one per reference, got {len(values)}.")
+                raise KappaPlaceError(
+                    f"{column} must have one value per reference ({count}), got {len(values)}."
+                )
         self.positions, self.kappa, self.names = positions, kappa, names
 
     def batches(self, size: int) -> Iterator[Batch]:

@@ -84,7 +84,7 @@ def best_first(
 
     Args:
         rows: Row numbers of the candidates, N×C.
-        similarities: Their similarities, N×C.
+        similarities: Similarities of the candidates, N×C.
         k: Number of candidates to return per query.
 
     Returns:

@@ -35,7 +35,7 @@ class Evidence:
     references: References
     """The R references."""
     matches: Matches
-    """N×K, best first; ``indices`` are row numbers of references."""
+    """Matches of the queries, N×K, best first; ``indices`` are row numbers of references."""
     agreement: Floats | None = None
     """Fraction of patches that agree with each of the first matches, N×rerank; None if not computed."""
     pool: Matches | None = None

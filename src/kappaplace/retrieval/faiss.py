@@ -59,7 +59,7 @@ class FaissEngine(Engine):
         self.index = None
 
     def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
-        if area is not None:  # few enough references to compare all of them
+        if area is not None:  # so few references are compared without the index
             return self._all._search(queries, k, area)
         candidates = self._candidates(queries, min(len(self), max(CANDIDATES, 2 * k + 16)))
         rows, similarities = best_first(candidates, self._cosines(queries, candidates), k)
@@ -308,7 +308,7 @@ def load(file: Path, fingerprint: str) -> Index:
             raise KappaPlaceError(f"{file} was built from other descriptors. Rebuild it (rebuild=True).")
         start = stream.tell()
         try:
-            # Compared first, because faiss does not check what it reads.
+            # Compared first, because faiss does not check the bytes that it reads.
             if f"{_checksum(stream):08x}" != checksum:
                 raise ValueError
             stream.seek(start)

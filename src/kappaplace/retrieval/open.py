@@ -198,7 +198,7 @@ class MapSource:
     fingerprint: str
     """Checksum of the descriptors, to detect an outdated index."""
     state: Mapping[str, Json]
-    """Values that identify what is imported into a database."""
+    """Values that identify the content of an import into a database."""
 
     @property
     def live_positions(self) -> NDArray[np.float64]:

@@ -53,7 +53,7 @@ class LocalFeatures:
     size: tuple[int, int]
     """Height and width of the grid."""
     basis: Tensor | None = None
-    """Directions C×d in which the cells are given. Default: the channels themselves."""
+    """Basis C×d of the cells: directions of the channels. Default: the channels themselves."""
     gain: Tensor | None = None
     """Factor of the agreement with each image (N). Default: 1."""
 

@@ -144,7 +144,7 @@ class References(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Queries of a retrieval; pass what is available."""
+    """Queries of a retrieval. Omit fields that are not available."""
 
     embeddings: Embeddings | None = None
     """Descriptors and κ of the N queries."""
@@ -188,7 +188,7 @@ def draw(count: int, sample: int, seed: int = 0) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class ArrayReferences(References):
-    """References in memory or in memory maps; pass what is available."""
+    """References in memory or in memory maps. Omit fields that are not available."""
 
     embeddings: Embeddings | None = None
     """Descriptors and κ of the R references."""
@@ -339,8 +339,8 @@ class LeaveOut(References):
         return best_outside(of_matrix(queries), rows, top, len(self), self.near).astype(np.float64)
 
     def aliases(self, rows: Rows) -> Floats:
-        """Return the best similarity of each query's reference to another place, among the references of this
-        query."""
+        """Return the highest similarity between the reference of each query and another place. Only
+        references that are not excluded for this query count."""
         assert self.descriptors is not None
         between = of_descriptors(self.descriptors[rows], self.descriptors[:])(
             slice(None), slice(None)

@@ -160,7 +160,7 @@ def is_loopback(host: str) -> bool:
     """Check whether only this machine can reach a host."""
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name, which may start with 127 and be anywhere
+    except ValueError:  # a host name, which may start with 127 and belong to another machine
         return host in LOOPBACK
 
 
@@ -220,7 +220,7 @@ def run(
 
     Args:
         app: Application of `create_app`.
-        settings: Its settings.
+        settings: Settings of the service.
         listening: Socket of `listen`.
         ready: Function that is called with the URL before the first request.
         log_level: Log level of uvicorn: error, warning, info or debug.

@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Job, Answer]):
-    """Queue of jobs that are processed in batches, one batch at a time, in its own thread."""
+    """Queue of jobs that are processed in batches, one batch at a time, in a separate thread."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Batcher(Generic[Job, Answer]):
     def admit(self, count: int) -> Iterator[None]:
         """Reserve room for some jobs, or raise an error with status 429."""
         if self._closing:
-            raise busy("The service is shutting down.", 503)
+            raise busy("The service is shutting down. Try again later.", 503)
         if self.admitted + count > self.room:
             raise busy(f"The service is busy with {self.admitted} images. Try again in a moment.")
         self.admitted += count

@@ -1,4 +1,4 @@
-"""Connections that wait for a request: they end after a few seconds, and a flood of them ends its oldest.
+"""Connections that wait for a request: they end after a few seconds, and too many of them end the oldest.
 
 A connection is busy from the end of a request's header to the end of its answer; `protect.Limits` bounds
 those. All others wait: silent ones, half-sent headers, and idle ones after an answer. A new connection is
@@ -86,7 +86,7 @@ class GuardedProtocol(H11Protocol):
         self._leave()
 
     def abort(self) -> None:
-        """End the connection at once, without sending what the client has not read."""
+        """End the connection at once, without sending the bytes that the client has not read yet."""
         self._leave()
         self.transport.abort()
 

@@ -1,6 +1,7 @@
 """A process that decodes uploads for the service: its messages, its limits, and its program.
 
-A message is the length of a JSON object, the object, then bytes: the upload in a request, pixels in a reply.
+A message contains the length of a JSON object, the object, and bytes. These are the upload in a request, and
+the pixels in a reply.
 """
 
 from __future__ import annotations
@@ -150,6 +151,6 @@ def count_scans(data: bytes, most: int) -> int:
         if marker == _END:
             break
         scans += marker == _SCAN
-        if marker not in _ALONE:  # a segment with its length; libjpeg skips what is between segments, too
+        if marker not in _ALONE:  # a segment with its length; libjpeg also skips bytes between segments
             at += max(2, int.from_bytes(data[at : at + 2], "big"))
     return scans

@@ -133,7 +133,7 @@ _PLAIN = {
 }
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:@/?#\\]+))(?::[0-9]{1,5})?")
 _PATH = re.compile(r"(?<![\w./])(?:~?/|[a-z]:\\)[^\s/]", re.IGNORECASE)
-"""Start of an absolute path. Its end cannot be determined, because names can contain spaces."""
+"""Start of an absolute path. The end of a path is unknown, because names can contain spaces."""
 _FAULT = "Internal error. The log of the service has the details."
 
 
@@ -183,7 +183,7 @@ def public_message(error: KappaPlaceError, folders: Mapping[str, Path]) -> str |
 
 
 def printable(text: str) -> str:
-    """Replace what is not valid text, as file names may contain it and JSON must not."""
+    """Replace characters of file names that are not valid text, because JSON cannot contain them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -316,7 +316,7 @@ class Limits:
             problem = (413, self._too_large()) if large else (408, "The request took too long to arrive.")
             # The rest of the body is not read, so the connection cannot be used again.
             await answer(*problem, {"Connection": "close"})(scope, receive, send)
-        except ClientDisconnect:  # nobody receives this answer, but it is counted as a client error
+        except ClientDisconnect:  # no client receives this answer, but it is counted as a client error
             await answer(400, "The request was interrupted. Send it again.")(scope, receive, send)
         except asyncio.CancelledError:  # happens only if a shutdown does not wait any longer
             if not started:

@@ -170,7 +170,9 @@ async def read_request(request: Request, shape: type[Model], *, single: bool) ->
         images = [await request.body()]
     else:
         raise ApiError(
-            415, "Send images as multipart/form-data, as base64 in application/json, or as the plain file."
+            415,
+            "Unsupported content type. Send multipart/form-data, application/json with base64, "
+            "or the plain file.",
         )
     settings: Settings = request.app.state.settings
     if not images or not all(images):

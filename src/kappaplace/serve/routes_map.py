@@ -170,7 +170,7 @@ def describe(served: ServedMap, store: MapStore, rows: NDArray[np.int64]) -> lis
 
     Args:
         served: The map.
-        store: Its content.
+        store: Content of the map.
         rows: Indices of the references.
 
     Returns:
@@ -242,7 +242,7 @@ def _thumbnail(store: MapStore, number: int) -> bytes | None:
 
 def _check_number(store: MapStore, number: int) -> None:
     if number >= len(store):
-        raise ApiError(404, f"There is no reference {number}: the map has {len(store):,}, counted from 0.")
+        raise ApiError(404, f"There is no reference {number}. The map has {len(store):,}, counted from 0.")
 
 
 @router.get("/map/calibration", response_model=CalibrationOut, summary="Describe the calibration")

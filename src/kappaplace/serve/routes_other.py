@@ -67,7 +67,8 @@ page = APIRouter(include_in_schema=False)
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """Read all files of the page by name, with their types. A request selects from these, never by path."""
+    """Read all files of the page by name, with their types. A request selects one of these files and never
+    reads a path."""
     return {
         file.relative_to(PAGE).as_posix(): (file.read_bytes(), _TYPES[file.suffix])
         for file in sorted(PAGE.rglob("*"))
@@ -184,7 +185,7 @@ async def image(request: Request, index: Annotated[int, InPath(ge=0, le=2**31)])
     """Return the file unchanged."""
     files: list[Path] = request.app.state.demo
     if index >= len(files):
-        raise ApiError(404, f"There is no demo query {index}: the service has {len(files)}, counted from 0.")
+        raise ApiError(404, f"There is no demo query {index}. The service has {len(files)}, counted from 0.")
     data, kind = await asyncio.to_thread(_read, files[index])
     return Response(data, media_type=kind, headers={"Cache-Control": "private, max-age=3600"})
 

@@ -320,9 +320,11 @@ class RiskOut(Out):
     on: str
     """Quantity that is compared with the thresholds: uncertainty or probability."""
     threshold: float | str
-    """Accept if the uncertainty is at most, or the probability at least, this value."""
+    """Threshold of an acceptance: the uncertainty is at most this value, or the probability at least this
+    value."""
     reject_at: float | str
-    """Reject if the uncertainty is at least, or the probability at most, this value."""
+    """Threshold of a rejection: the uncertainty is at least this value, or the probability at most this
+    value."""
     reject_risk: float | None
     """Largest fraction of correct answers among rejected matches."""
     coverage: float | None

@@ -171,8 +171,7 @@ def calibration_for(model: AnyModel, source: str | Path | None = None) -> Calibr
         if shipped is None:
             raise KappaPlaceError(
                 "This model has no shipped calibration. Pass --calibration with a file of `kappaplace slam "
-                "calibrate`, or with a map of these frames (`kappaplace map build FRAMES --neighbourhood "
-                "frames:5`, `kappaplace calibrate MAP --self`)."
+                "calibrate`, or with a calibrated map of these frames."
             )
         return shipped
     path = Path(source)

@@ -1,4 +1,4 @@
-"""Files of drives: images with odometry as input; pose graphs and trajectories for other programs."""
+"""Files of drives: images with odometry as input, pose graphs and trajectories for other programs."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _from_bag(
     pose_topic: str,
     unpack: str,
 ) -> DriveInput:
-    """Use the poses of the file; otherwise the odometry of the bag; otherwise GPS and its direction."""
+    """Return the frames of a bag with poses from the file, the odometry of the bag, or GPS, in this order."""
     if odometry is not None:
         path = read_poses(odometry, dimensions)
     elif (recorded := whole_poses(bag, pose_topic)) is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evo.core.trajectory import PosePath3D
 
 ARITHMETIC = 1e-3
-"""Metres by which errors may differ without any closure, because optimizers stop early."""
+"""Tolerance in metres for comparing errors, because optimizers stop slightly before the minimum."""
 
 
 @dataclass(frozen=True)

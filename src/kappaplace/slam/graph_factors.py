@@ -1,8 +1,8 @@
 """Odometry and closures as GTSAM factors, in 2D and 3D, and the noise of odometry on one drive.
 
-**Switchable constraints** (Sünderhauf and Protzel, 2012) give every closure a switch s. Its error is
-multiplied by s, and a prior with information Φ pulls s to 1. For given poses the best switch is known, s =
-Φ/(Φ + χ²), which leaves the Geman-McClure kernel on χ²:
+**Switchable constraints** (Sünderhauf and Protzel, 2012) give every closure a switch s. The error of the
+closure is multiplied by s, and a prior with information Φ pulls s to 1. For given poses the best switch is
+known, s = Φ/(Φ + χ²), which leaves the Geman-McClure kernel on χ²:
 
     min over s of  s²·χ² + Φ·(1 − s)²  =  Φ·χ²/(Φ + χ²)
 
@@ -99,7 +99,7 @@ def odometry_factor(number: int, before: Poses, after: Poses, noise: OdometryNoi
 
     Args:
         number: Index of the first frame.
-        before: Its odometry.
+        before: Odometry of the first frame.
         after: Odometry of the next frame.
         noise: Standard deviations of a step.
 
@@ -183,7 +183,8 @@ def _diagonal(sigma: Poses) -> gtsam.noiseModel.Base:
 SCALES = np.concatenate([[0.0], np.geomspace(0.02, 1.0, 100)])
 """Candidates for s."""
 REJECTED = 2.706
-"""Twice the log-likelihood ratio above which s = 0 is rejected: 5%, as s cannot be below 0 (½χ²₀ + ½χ²₁)."""
+"""Twice the log-likelihood ratio above which s = 0 is rejected at the 5% level. Because s cannot be below 0,
+its distribution is ½χ²₀ + ½χ²₁."""
 MOST = 300
 """Largest number of closures to use, evenly sampled, because the time grows with its third power."""
 
@@ -196,9 +197,9 @@ def odometry_scale(odometry: Poses, closures: Sequence[Closure], noise: Odometry
 
         r ~ N(0, s²·A·Σ·Aᵀ + R)
 
-    to first order. Σ is the specified noise of all steps, A propagates it to the ends of the closures, and R
-    is the noise of the closures. Closures share steps, so their errors are correlated. The scale s is the
-    maximum of the likelihood, with two precautions:
+    to first order. Σ is the specified noise of all steps, and R the noise of the closures. A propagates Σ to
+    the ends of the closures. Closures share steps, so their errors are correlated. The scale s is the maximum
+    of the likelihood, with two precautions:
 
     * s is at most 1: a false closure looks like bad odometry and must not gain weight that way.
     * If s = 0 is not rejected (likelihood ratio test, 5%), closures add nothing to odometry.

@@ -1,8 +1,8 @@
 """The map of a drive in progress: all frames so far, in memory, searched like any other map.
 
-A `PlaceMap` on disk would need a segment and a new manifest per frame, tens of milliseconds for data that is
-used only after the drive. Here a frame is a row of an array that doubles when it is full. The scores are the
-same as those of a map. `GrowingMap.export` writes a file for `kappaplace map import`.
+A `PlaceMap` on disk would need a segment and a new manifest per frame. This takes tens of milliseconds, and
+the files are used only after the drive. Here a frame is a row of an array that doubles when it is full. The
+scores are the same as those of a map. `GrowingMap.export` writes a file for `kappaplace map import`.
 """
 
 from __future__ import annotations

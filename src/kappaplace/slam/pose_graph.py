@@ -78,7 +78,9 @@ def optimize(
     """
     gtsam, poses, noise = load_gtsam(), check_poses(odometry, "odometry"), noise or OdometryNoise()
     if poses.ndim != 2 or len(poses) < 2:
-        raise KappaPlaceError(f"A pose graph needs at least two poses, got an array of shape {poses.shape}.")
+        raise KappaPlaceError(
+            f"A pose graph needs at least two poses, got an array of shape {poses.shape}. Add frames."
+        )
     for closure in closures:
         _check_closure(closure, poses.shape)
     if adapt:

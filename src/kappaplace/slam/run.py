@@ -153,7 +153,7 @@ def run_slam(
         true_poses, inside = truth.at(drive.time)
         if inside.sum() < 3:
             raise KappaPlaceError(
-                f"The true trajectory covers {inside.sum()} frames, at least 3 are required. "
+                f"The true trajectory covers {inside.sum()} frames, but at least 3 are required. "
                 "Check that the trajectory and the images use the same clock."
             )
     out = make_folder(out)

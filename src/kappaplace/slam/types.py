@@ -26,7 +26,7 @@ class Frame:
     image: Source | None = None
     """A path, a Pillow image or an H×W×3 array."""
     odometry: Poses | None = None
-    """Pose in the drifting frame of odometry: x, y, yaw or x, y, z, qx, qy, qz, qw; None if unknown."""
+    """Pose in the drifting frame of odometry, as x, y, yaw or x, y, z, qx, qy, qz, qw. None if unknown."""
     time: float = float("nan")
     """Time stamp in seconds."""
     name: str = ""

@@ -43,7 +43,8 @@ class _Endless:
         self.rank = rank
         self.world_size = world_size
         self.position = 0
-        """Position in the order of all processes; a multiple of their number between samples."""
+        """Position in the common order of all processes. Between samples, it is a multiple of their
+        number."""
         # (seed, pass, classes) of the last draw, which most draws reuse
         self._order = (-1, -1, np.empty(0, np.int64))
 

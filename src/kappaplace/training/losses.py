@@ -2,8 +2,9 @@
 
 - Multi-similarity loss and its pair miner (Wang et al., CVPR 2019), on whole B×B matrices. Tests compare it
   with pytorch-metric-learning, which is not required.
-- Bayesian triplet loss (Warburg et al., ICCV 2021) for isotropic Gaussian descriptors, in closed form. τ = ‖a
-  − p‖² − ‖a − n‖² is a sum over many dimensions, hence nearly Gaussian; its mean and variance are exact.
+- Bayesian triplet loss (Warburg et al., ICCV 2021) for isotropic Gaussian descriptors, in closed form. The
+  difference τ = ‖a − p‖² − ‖a − n‖² is a sum over many dimensions, hence nearly Gaussian. The formulas for
+  its mean and variance are exact.
 - Anchors are the directions that κ is measured against.
 """
 

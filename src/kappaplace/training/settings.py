@@ -97,7 +97,7 @@ class ClassSettings:
     """Options of the places: which images show the same place."""
 
     by: Literal["auto", "pose", "place"] = "auto"
-    """What defines a place: pose (cells of ground and heading), place (labels of the table), or auto (poses
+    """Definition of a place: pose (cells of ground and heading), place (labels of the table), or auto (poses
     if there are any)."""
     cell: float = _positive(10.0)
     """Side of a cell in metres."""
@@ -189,9 +189,9 @@ class AnchorSettings:
     """Options of the anchors, the directions that κ is measured against."""
 
     source: Literal["classifier", "places", "views", "clean", "batch"] = "classifier"
-    """Anchor of an image. classifier: prototype from a retrieval run. places: centroid of the other images of
-    the place. views: centroid of the other views of the image. clean: the unchanged image. batch: centroid of
-    the positives in the batch. views and clean need no labels."""
+    """Anchor of an image. "classifier" is the prototype from a retrieval run, and "clean" the unchanged
+    image. "places", "views" and "batch" are centroids: of the other images of the place, of the other views
+    of the image, or of the positives in the batch. Only views and clean need no labels."""
     prototypes: str = ""
     """File of prototypes. Empty for prototypes.safetensors next to the starting model."""
     classes: str = ""

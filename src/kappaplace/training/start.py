@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 
 def starting_model(settings: Settings, recipe: Recipe, model: TrainableModel | None = None) -> TrainableModel:
-    """Return a new model, or a trained one with the head of the recipe, with frozen parts as the recipe
-    requires.
+    """Return a new or a trained model, with the head and the frozen parts that the recipe requires.
 
     Args:
         settings: Options of the run.

@@ -8,18 +8,27 @@ from dataclasses import replace
 from kappaplace.errors import KappaPlaceError
 from kappaplace.uncertainty.base import Evidence, Need, Score, Scores, at_least
 from kappaplace.uncertainty.geometric import GEOMETRIC, GeometricCheck, Verification, geometric
-from kappaplace.uncertainty.kappa import EXPECTED_LIKELIHOOD, INVERSE_KAPPA, KAPPAPLACE, VARIANCE
-from kappaplace.uncertainty.matches import (
+from kappaplace.uncertainty.scores import (
+    ALIASING,
     COSINE,
+    EXPECTED_LIKELIHOOD,
+    INVERSE_KAPPA,
+    KAPPAPLACE,
     L2,
+    LOG_SUE,
+    MARGIN,
     PA,
     PATCH_MARGIN,
     PATCHES,
+    SUE,
     TLD_DISTRIBUTION,
     TLD_RATIO_SPREAD,
     TLD_STATISTICAL,
+    VARIANCE,
+    Z_SCORE,
+    sue,
+    z_score,
 )
-from kappaplace.uncertainty.places import ALIASING, LOG_SUE, MARGIN, SUE, Z_SCORE, sue, z_score
 
 __all__ = [
     "SCORES", "Evidence", "GeometricCheck", "Need", "Score", "Scores", "Verification", "at_least",

@@ -20,12 +20,13 @@ Formula = Callable[[Evidence], Scores]
 
 @dataclass(frozen=True)
 class Need:
-    """An input that a score requires. The common ones are constants of this module."""
+    """An input that a score requires. Constants of this module are the common needs."""
 
     name: str
     """Short name for tables: "κ of the queries"."""
     lacking: Callable[[Evidence], str | None] = field(compare=False, repr=False)
-    """Function that returns a message about the missing input and what to do; None if it is available."""
+    """Function that returns a message about the missing input and its remedy; None if the input is
+    available."""
 
 
 @dataclass(frozen=True)

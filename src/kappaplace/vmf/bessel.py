@@ -12,7 +12,7 @@ automatic differentiation would subtract again. Functions with `order` take ṽ 
 (DLMF 10.41) of I_ν(x) is accurate to rounding if ν ≥ 64. Its leading term is the Amos form with ṽ = ν, so
 only the correction is added. Lower orders come from the recurrence r_{ν−1} = 1/(2ν/x + r_ν) of the ratio
 r_ν = I_{ν+1}(x)/I_ν(x), which is stable in that direction. All sums have terms of the same sign or start at
-the small quantity, so the relative precision holds for κ = 1e-6 and below, where Ψ ≈ κ²/(2d).
+the small quantity. The relative precision therefore holds for κ = 1e-6 and below, where Ψ ≈ κ²/(2d).
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ def _debye_ratio(x: Tensor, order: float) -> Tensor:
 def _debye_partition(x: Tensor, order: float) -> Tensor:
     """Return log(Γ(ν+1)·(2/x)^ν·I_ν(x)).
 
-    The expansion's value at x = 0 replaces Γ (Stirling's series is the same series at t = 1), and
-    U(t) − U(1) is divided by t − 1 beforehand. The result is therefore exactly 0 at 0 and precise near it.
+    The expansion's value at x = 0 replaces Γ, because Stirling's series is the same series at t = 1. U(t) −
+    U(1) is divided by t − 1 beforehand. The result is therefore exactly 0 at 0 and precise near it.
     """
     z = x / order
     w = torch.sqrt(1 + z * z)

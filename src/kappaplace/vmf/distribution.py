@@ -110,9 +110,9 @@ def fit_kappa(samples: Tensor, mean_direction: Tensor | None = None, *, max_kapp
 
     Args:
         samples: Unit vectors, (..., n, d).
-        mean_direction: Known mean direction, (..., d). Default: the mean of the samples. This biases κ
-            upwards unless n is much larger than 1/A_d(κ)², because the mean of n random directions has a
-            length of about 1/√n, not 0.
+        mean_direction: Known mean direction, (..., d). Default: the mean of the samples. The default biases κ
+            upwards unless n is much larger than 1/A_d(κ)². The reason is that the mean of n random directions
+            has a length of about 1/√n.
         max_kappa: Result for identical samples, which have no finite κ.
 
     Returns:
@@ -303,8 +303,8 @@ def _propose(kappa: Tensor, b: Tensor, m: int, generator: torch.Generator | None
 def _about_mean(cosine: Tensor, tangent: Tensor, mean: Tensor) -> Tensor:
     """Rotate (cosine, tangent), which are relative to the first axis, to the mean direction.
 
-    A Householder reflection that swaps the first axis with ±mean preserves lengths and angles. Its sign is
-    chosen so that its normal cannot vanish.
+    A Householder reflection that swaps the first axis with ±mean preserves lengths and angles. The sign is
+    chosen so that the normal of the reflection cannot vanish.
     """
     sign = torch.where(mean[..., :1] < 0, -1.0, 1.0).to(mean.dtype)
     normal = torch.cat([mean[..., :1] + sign, mean[..., 1:]], dim=-1)

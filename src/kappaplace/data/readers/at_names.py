@@ -50,7 +50,10 @@ def read(
     base = _split_folder(root, split)
     reference = first_folder(base, (database,) if database else _DATABASE)
     if reference is None and (queries or database):
-        raise KappaPlaceError(f"{base} has no folder {database or 'database'}, only {_listing(base)}.")
+        raise KappaPlaceError(
+            f"{base} has no folder {database or 'database'}, only {_listing(base)}. "
+            f"Name the folder with database=…."
+        )
     parts = [(reference or base, False)]
     if reference is not None and (query := _query_folder(base, queries)) is not None:
         parts.append((query, True))
@@ -83,7 +86,9 @@ def _query_folder(base: Path, name: str) -> Path | None:
         for candidate in (name, f"queries_{name}"):
             if (base / candidate).is_dir():
                 return base / candidate
-        raise KappaPlaceError(f"{base} has no query folder {name!r}, only {_listing(base)}.")
+        raise KappaPlaceError(
+            f"{base} has no query folder {name!r}, only {_listing(base)}. Choose one with queries=…."
+        )
     folders = sorted(p for p in base.iterdir() if p.is_dir() and p.name.startswith(("queries", "query")))
     if len(folders) > 1:
         names = ", ".join(p.name for p in folders)

@@ -109,7 +109,9 @@ def _named(columns: str, header: list[str], file: Path) -> dict[str, str]:
 def _coordinate_kind(meaning: dict[str, str], named: set[str], file: Path) -> str:
     named_kinds = [kind for kind, needed in _KINDS.items() if named.intersection(needed)]
     if len(named_kinds) > 1:
-        raise KappaPlaceError(f"columns=… names two kinds of coordinates: {', '.join(named_kinds)}.")
+        raise KappaPlaceError(
+            f"columns=… names two kinds of coordinates ({', '.join(named_kinds)}). Name only one."
+        )
     kinds = named_kinds or list(_KINDS)
     for kind in kinds:
         if all(m in meaning for m in _KINDS[kind]):
@@ -259,7 +261,9 @@ def _positions(sheet: Sheet, frame: str) -> tuple[NDArray[np.float64] | None, st
 def _degrees(cell: str) -> tuple[float, float]:
     match = _PAIR.fullmatch(cell)
     if cell and not match:
-        raise ValueError(f"{cell!r} is not a latitude and longitude (exclude it with columns=latlon=)")
+        raise ValueError(
+            f"{cell!r} must be a latitude and longitude (exclude the column with columns=latlon=)"
+        )
     return (float(match[1]), float(match[2])) if match else (np.nan, np.nan)
 
 
@@ -271,16 +275,18 @@ def is_query(cell: str) -> bool:
     """
     word = cell.lower()
     if word not in _QUERY | _REFERENCE:
-        raise ValueError(f"{cell!r} is neither query nor reference, 1 nor 0 (exclude it with columns=query=)")
+        raise ValueError(
+            f"{cell!r} must be query, reference, 1 or 0 (exclude the column with columns=query=)"
+        )
     return word in _QUERY
 
 
 def _match_images(root: Path, rows: list[Row], column: str, file: Path) -> tuple[list[str], int]:
     """Return the names of the CSV file as paths below the folder, and how many matched only an end of a path.
 
-    A name is a path below ``root``, the end of the path of exactly one image (which is in a subfolder), or a
-    path through a folder with the name of ``root`` (from above it, or from another disk). Folders in a name
-    always count: cam2/z.jpg is not cam1/z.jpg.
+    A name can be a path below ``root``, or the end of the path of exactly one image. It can also be a path
+    through a folder with the name of ``root``, for example on another disk. Folders in a name always count:
+    cam2/z.jpg is not cam1/z.jpg.
     """
     images = list_images(root)
     present = set(images)

@@ -72,7 +72,9 @@ def select_file(root: Path, name: str, candidates: Iterable[Path], kind: str, op
     if name:
         file = Path(name) if Path(name).is_file() else root / name
         if not file.is_file():
-            raise KappaPlaceError(f"There is no {kind} {name} in the working directory or in {root}.")
+            raise KappaPlaceError(
+                f"There is no {kind} {name} in the working directory or in {root}. Check the path."
+            )
         return file
     files = sorted(candidates)
     if len(files) != 1:
@@ -191,7 +193,10 @@ def read_rows(file: Path, columns: Iterable[str] = ()) -> list[Row]:
     names = table[0][1] if table else []
     missing = [name for name in columns if name not in names]
     if missing:
-        raise KappaPlaceError(f"{file} has no column {missing[0]}, only {', '.join(names) or 'none'}.")
+        raise KappaPlaceError(
+            f"{file} has no column {missing[0]}, only {', '.join(names) or 'none'}. "
+            f"Rename a column or download the file again."
+        )
     rows = []
     for line, cells in table[1:]:
         if not cells:

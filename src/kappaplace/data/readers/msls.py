@@ -106,7 +106,9 @@ def _city_folder(root: Path, city: str) -> Path:
     for base in (root / "train_val", root / "test", root):
         if (base / city).is_dir():
             return base / city
-    raise KappaPlaceError(f"{root} contains no city {city!r}, neither in train_val/ nor in test/.")
+    raise KappaPlaceError(
+        f"{root} contains no city {city!r}, neither in train_val/ nor in test/. Check its name."
+    )
 
 
 def _read_role(folder: Path, root: Path, city: str, subtask: str) -> _Columns:
@@ -127,7 +129,9 @@ def _read_role(folder: Path, root: Path, city: str, subtask: str) -> _Columns:
     keep = np.array([row.get("pano") != "True" for row in raw], dtype=bool)
     if subtask:
         if index and subtask not in index[0]:
-            raise KappaPlaceError(f"{folder}/subtask_index.csv has no subtask {subtask!r}.")
+            raise KappaPlaceError(
+                f"{folder}/subtask_index.csv has no subtask {subtask!r}. Choose one of its columns."
+            )
         keep &= np.array([row[subtask] == "True" for row in index], dtype=bool)
     rows = np.flatnonzero(keep)
     positions, zone = _positions(raw, post, posed)

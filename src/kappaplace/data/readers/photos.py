@@ -109,7 +109,9 @@ def read_pose(file: Path) -> PhotoPose:
     if no_fix or not (np.isfinite(lat) and np.isfinite(lon)):
         lat = lon = float("nan")
     elif abs(lat) > 84 or abs(lon) > 180:
-        raise KappaPlaceError(f"{file} has the EXIF position {lat:g}, {lon:g}, outside UTM. Correct it.")
+        raise KappaPlaceError(
+            f"{file} has the EXIF position {lat:g}, {lon:g}, outside UTM (±84°, ±180°). Correct it."
+        )
     taken, zone = _text(details.get(36867) or exif.get(306)), _text(details.get(36881))
     time = local = unix_time(taken)
     clock = _numbers(gps.get(7))
@@ -170,7 +172,7 @@ def _roles(root: Path, paths: list[str], queries: str) -> NDArray[np.bool_]:
     if not queries:
         return np.zeros(len(paths), dtype=bool)
     if not (root / queries).is_dir():
-        raise KappaPlaceError(f"{root} has no subfolder {queries!r} for the queries.")
+        raise KappaPlaceError(f"{root} has no subfolder {queries!r} for the queries. Check its name.")
     below = Path(os.path.relpath(root / queries, root))  # by name first: the subfolder may be a link
     if ".." in below.parts and (root / queries).resolve().is_relative_to(root.resolve()):
         below = (root / queries).resolve().relative_to(root.resolve())

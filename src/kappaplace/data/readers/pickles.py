@@ -1,7 +1,7 @@
 """Numbers, lists and arrays from a pickle, without running any of it.
 
-Unpickling can run any code. Here no function of the pickle is called: every name in it becomes a `_Standin`
-that only stores its arguments, and the few forms of numbers, ranges and arrays are read from these arguments.
+Unpickling can run any code. Here no function of the pickle is called. Every name in it becomes a `_Standin`,
+which only stores its arguments. Numbers, ranges and arrays are read from these arguments.
 """
 
 from __future__ import annotations

@@ -67,7 +67,9 @@ def _pairs(root: Path, split: str) -> list[tuple[str, str]]:
     if split:
         raise KappaPlaceError(f"{file} is missing. Omit split=… to read all pairs.")
     if not (root / "new").is_dir() or not (root / "old").is_dir():
-        raise KappaPlaceError(f"{root} contains neither verification.csv nor the folders new/ and old/.")
+        raise KappaPlaceError(
+            f"{root} contains neither verification.csv nor the folders new/ and old/. Check the path."
+        )
     old = {Path(name).stem: f"old/{name}" for name in list_images(root / "old")}
     new = {Path(name).stem: f"new/{name}" for name in list_images(root / "new")}
     unpaired = sorted(set(old) ^ set(new))

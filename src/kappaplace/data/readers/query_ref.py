@@ -134,7 +134,7 @@ def _load_gt(file: Path) -> tuple[Mapping[str, Json], list[Json]]:
     except FileNotFoundError:
         raise KappaPlaceError(f"{file} is missing. It lists the positives of each query.") from None
     except OSError as error:
-        raise KappaPlaceError(f"{file} cannot be read ({error.strerror}).") from None
+        raise KappaPlaceError(f"{file} cannot be read ({error.strerror}). Check the file.") from None
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
         raise KappaPlaceError(f"{file} is not valid JSON ({error}). Correct it.") from None
     if not isinstance(truth, dict) or not isinstance(truth.get("positives"), list):
@@ -229,7 +229,7 @@ def _vpr_lists(rows: list[Json], queries: int, file: Path) -> list[list[int]]:
             raise ValueError(f"query {absent[0]} has no row" if absent else f"it has {len(lists)} queries")
     except (TypeError, ValueError, LookupError) as error:
         raise KappaPlaceError(
-            f"{file} does not contain rows [query, references] for the {queries} queries ({error})."
+            f"{file} must contain rows [query, references] for the {queries} queries ({error})."
         ) from None
     return [lists[query] for query in range(queries)]
 

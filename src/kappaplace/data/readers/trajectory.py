@@ -43,7 +43,9 @@ class Trajectory:
         if self.accuracy is not None:
             object.__setattr__(self, "accuracy", self.accuracy[order])
         if len(self.time) < 2 or not np.isfinite(self.positions).all() or not np.isfinite(self.time).all():
-            raise KappaPlaceError("A trajectory needs at least two poses, each with a time and a position.")
+            raise KappaPlaceError(
+                "A trajectory must have at least two poses, each with a time and a position."
+            )
 
     def at(self, time: NDArray[np.float64]) -> NDArray[np.float64]:
         """Interpolate positions; NaN outside the trajectory."""
@@ -94,8 +96,8 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
     """Read a trajectory file.
 
     Args:
-        file: GPX by its suffix; otherwise text with 8 numbers per line (TUM: t x y z qx qy qz qw) or 12
-            (KITTI: 3×4 matrix).
+        file: A .gpx file, or text with 8 numbers per line (TUM: t x y z qx qy qz qw) or 12 (KITTI, a 3×4
+            matrix).
         plane: The two horizontal axes: xy, xz or yz. Default: xy for TUM (z points up), xz for KITTI (z
             points forward).
 
@@ -134,7 +136,9 @@ def _read_gpx(file: Path) -> Trajectory:
     with telling(f"{file} is not valid GPX"):
         text = file.read_text(encoding="utf-8")
         if "<!DOCTYPE" in text or "<!ENTITY" in text:
-            raise KappaPlaceError(f"{file} declares XML entities, which are not allowed in GPX files.")
+            raise KappaPlaceError(
+                f"{file} declares XML entities, which are not allowed in GPX files. Export it again."
+            )
         tree = ElementTree.fromstring(text)
     points = [e for e in tree.iter() if e.tag.rpartition("}")[2] in ("trkpt", "rtept")]
     stamps = [[e.text or "" for e in p if e.tag.rpartition("}")[2] == "time"] for p in points]
@@ -151,7 +155,7 @@ def _degrees(points: list[ElementTree.Element], side: str, file: Path) -> list[f
         try:
             degrees.append(float(point.get(side, "")))
         except ValueError:
-            raise KappaPlaceError(f"{file}: {side} of point {i} is not a number.") from None
+            raise KappaPlaceError(f"{file}: {side} of point {i} must be a number.") from None
     return degrees
 
 
@@ -172,7 +176,7 @@ class TimedPoses:
 
     def __post_init__(self) -> None:
         if len(self.time) != len(self.poses) or len(self.time) < 2:
-            raise KappaPlaceError("A trajectory needs at least two poses, each with a time.")
+            raise KappaPlaceError("A trajectory must have at least two poses, each with a time.")
         order = np.argsort(self.time, kind="stable")
         first = np.concatenate([[True], np.diff(self.time[order]) > 0])  # the first pose of each time
         object.__setattr__(self, "time", self.time[order][first])
@@ -224,7 +228,7 @@ def read_poses(file: str | Path, dimensions: int = 2) -> TimedPoses:
     time, numbers, by_frame = _pose_numbers(file)
     poses = _from_kitti(numbers, file) if by_frame else check_poses(numbers, f"poses of {file}")
     if not np.isfinite(time).all():
-        raise KappaPlaceError(f"Some times in {file} are not finite numbers.")
+        raise KappaPlaceError(f"Some times in {file} are not finite numbers. Correct these lines.")
     return TimedPoses(time, poses if dimensions == 3 else as_planar(poses), by_frame)
 
 

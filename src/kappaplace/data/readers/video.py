@@ -63,8 +63,8 @@ def frames_folder(folder: Path, source: Path, topic: str = "") -> Path:
     """Prepare a folder for the images of a video or of a bag's topic.
 
     The folder stores the source in a stamp file. Images of the same source are kept, so an interrupted import
-    resumes. If the source has changed (size or modification time), they are removed before the new stamp is
-    written, so images and stamp agree after any interruption.
+    resumes. If the source has changed (size or modification time), its images are removed before the new
+    stamp is written. Images and stamp therefore agree after any interruption.
 
     Args:
         folder: The folder.

@@ -1,7 +1,7 @@
 """Files of a map: the rows of all segments as one array, without removed rows, and checks of all files.
 
-A *row* is a position in the files; it stays the same until the map is compacted. A *reference* is what users
-see: references are numbered from 0 among the rows that are not removed.
+A *row* is a position in the files; it stays the same until the map is compacted. Users see *references*,
+which are the rows that are not removed, numbered from 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kappaplace.maps.store.segments import (
     read_extra,
     row_name,
 )
-from kappaplace.models.whitening import Whitening
+from kappaplace.models.aggregation import Whitening
 from kappaplace.progress import track
 from kappaplace.retrieval import Columns, MapSource
 from kappaplace.retrieval.codes import Codebook
@@ -97,7 +97,7 @@ class MapStore:
 
     @cached_property
     def whitening(self) -> Whitening | None:
-        """Projection of the descriptors of the model; None if the map stores them as they are."""
+        """Projection of the descriptors of the model; None if the map does not whiten them."""
         extra = self.manifest.whitening
         if extra is None:
             return None
@@ -316,7 +316,8 @@ class MapStore:
 UNIT = 0.02
 """Largest deviation of the length of a descriptor from 1; int8 rounds by a few thousandths."""
 CODED = 0.5
-"""Largest deviation for codes, which are scaled so that their products are correct on average."""
+"""Largest deviation of the length for codes, which are scaled so that their products are correct on
+average."""
 
 
 def find_damage(folder: Path, manifest: Manifest) -> list[str]:

@@ -1,7 +1,7 @@
 """The manifest: one JSON file that describes a map and lists all of its files.
 
-It is the only file of a map that changes, and it is replaced in one step. A reader sees the map before a
-change or after it, never in between. Readers ignore files that the manifest does not list.
+It is the only file of a map that changes, and it is replaced in one step. A reader therefore never sees an
+incomplete change. Readers ignore files that the manifest does not list.
 
 It has the checksum of every file, block by block, and its own checksum, which is checked at every opening. It
 also lists the features that a reader must support, so that an older version fails instead of ignoring them.

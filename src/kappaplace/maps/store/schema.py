@@ -14,7 +14,7 @@ from kappaplace.files import BLOCK
 from kappaplace.maps.store.manifest import FileRecord, Manifest, SegmentRecord
 
 Column: TypeAlias = NDArray[Any]
-"""Numbers of one type, one row per reference."""
+"""Type and width of a column of numbers, which has one row per reference."""
 TYPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "kappa": ("float32", ()),
     "poses": ("float64", (4,)),

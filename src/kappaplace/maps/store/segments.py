@@ -107,14 +107,14 @@ class Rows:
     routes: NDArray[np.int64]
     """N×2: hash of the route, and number of the frame."""
     stats: NDArray[np.int64]
-    """N×2: size and modification time of the image file; −1 without a file."""
+    """Size and modification time of each image file, N×2; −1 without a file."""
     digests: NDArray[np.uint8]
-    """N×16: hash of the image file's content; zeros without a file."""
+    """Hash of the content of each image file, N×16; zeros without a file."""
     thumbnails: Sequence[bytes] | None = None
     codes: NDArray[np.uint8] | None = None
     """Descriptors as codes, from a map that stores codes, so that they are not rounded twice."""
     patches: Column | None = None
-    """Patches as stored: codes N×bytes, or feature maps N×C×H×W; None if a reference has no patches."""
+    """Stored patches: codes N×bytes or feature maps N×C×H×W. None if a reference has no patches."""
 
     def __len__(self) -> int:
         return len(self.names)

@@ -4,8 +4,8 @@ The encoder, descriptors, names and poses do not change. The fit changes the κ 
 and it removes the calibration, because scores change. The clean image is the anchor: κ learns how far
 degradation moves a descriptor away from it (recipe kappa-pt, anchors.source=clean).
 
-The fit works in its own folder until one change of the manifest adds both model and κ. An interrupted fit
-leaves the map unchanged, and the same call resumes it from stored features, training states and κ.
+The fit writes to a separate folder, until one change of the manifest adds both model and κ. An interrupted
+fit leaves the map unchanged, and the same call resumes it from stored features, training states and κ.
 """
 
 from __future__ import annotations

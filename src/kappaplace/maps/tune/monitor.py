@@ -362,7 +362,8 @@ def drift_note(folder: str | Path, calibration: str) -> str:
 
 @lru_cache(maxsize=64)
 def _stored(file: str, changed: int, size: int) -> tuple[str, str]:
-    """Return the stored note and its calibration. The cache reads the file again only if it has changed."""
+    """Return the stored note and the fingerprint of its calibration. The cache reads the file again only if
+    it has changed."""
     try:
         values = json.loads(Path(file).read_text(encoding="utf-8"))
         return str(values["note"]), str(values["calibration"])

@@ -8,13 +8,11 @@ Each image gives two queries:
 
 All scores are those of a map without the removed references.
 
-How far is a real query from the nearest reference? On a street with an image every g metres, it is anywhere
-between two of them, on average g/4 away. An image without itself is g away. This hardly matters on a dense
-map, but on a sparse map the image is usually not found. With itself in the map, it is 0 away. Therefore, on
-a sparse map three of four images stay in the map, and one of four is removed with its capture burst. The
-mean distance then equals that of a real query. On a dense map, where neighbours find each other, fewer images
-stay. All images are cropped at random to imitate another viewpoint. docs/maps.md lists the alternatives
-that were tried.
+The distance of a query from the nearest reference should be that of a real query. On a street with an image
+every g metres, this is g/4 on average. The distance of a map image is 0 if it stays in the map, and g if it
+is removed. On a sparse map, three of four images therefore stay, and one of four is removed with its capture
+burst. On a dense map, where adjacent images are similar enough, fewer images stay. All images are cropped at
+random to imitate another viewpoint. docs/maps.md lists the alternatives that were tried.
 
 Degradation and viewpoint are artificial, so no risk is guaranteed, and a note in every answer tells the user.
 """
@@ -57,13 +55,13 @@ class SelfQueries(NamedTuple):
     rows: Rows
     """Row of the block that each query comes from."""
     similarities: NDArray[np.floating]
-    """M×R; −inf for removed references."""
+    """Similarity of each query to each reference, M×R; −inf for removed references."""
     positives: Bools
-    """M×R: whether a reference is correct; False for removed references."""
+    """Whether each reference is correct for a query, M×R; False for removed references."""
     outside: Bools
-    """M: whether the query is out-of-map, without a correct reference."""
+    """Whether each query is out-of-map, without a correct reference, M."""
     without_place: Bools
-    """M: whether all references within the radius were removed."""
+    """Whether all references within the radius were removed for a query, M."""
 
 
 def self_queries(

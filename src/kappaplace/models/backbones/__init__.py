@@ -1,7 +1,7 @@
 """Registry of backbones, which turn image batches into feature maps, and their ImageNet weights.
 
-A record contains what a caller needs before building a backbone: channels, input statistics, source and
-license of the ImageNet weights.
+A record describes a backbone that is not built yet: channels, input statistics, source and license of the
+ImageNet weights.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def prepared(
 
     Args:
         sources: The images.
-        preprocessing: Their preprocessing.
+        preprocessing: Preprocessing of the images.
         batch_size: Number of images per batch.
         weight: A weight of the model, which determines device and type of the batches.
 
@@ -222,7 +222,7 @@ def loader_for(
 
     Args:
         sources: The images.
-        preprocessing: Their preprocessing.
+        preprocessing: Preprocessing of the images.
         batch_size: Number of images per batch.
         device: Device of the model.
 

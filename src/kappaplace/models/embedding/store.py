@@ -1,10 +1,10 @@
-"""Embeddings on disk: computed once per model and list of images; an interrupted run resumes.
+"""Embeddings on disk, computed once per model and list of images. An interrupted run resumes.
 
-A list of images (the queries or the references of a table) is a folder with memory-mapped float32
+Each list of images (the queries or the references of a table) has a folder. It contains memory-mapped float32
 descriptors, κ of each image, and a checksum of every finished row. A row that does not match its checksum is
 embedded again. The name of the folder is a checksum of the model's weights, the preprocessing and the content
-of the images, so embeddings are never used for another model or image. Tables with the same images share a
-folder. Embeddings of images that are also in another list of the same model are copied.
+of the images. Embeddings are therefore never used for another model or image. Tables with the same images
+share a folder. Embeddings of images that are also in another list of the same model are copied.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def export_model(
 
 
 class _Job:
-    """One export in its own temporary folder."""
+    """One export in a temporary folder."""
 
     def __init__(
         self, model: PlaceModel, format: Format, work: Path, options: ExportOptions, file: Path

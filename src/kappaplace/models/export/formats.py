@@ -1,7 +1,7 @@
 """The exported graph, and its files for ONNX Runtime and OpenVINO.
 
 The graph maps normalized images to descriptor, κ and patch maps. OpenVINO has two files, .xml and .bin, which
-are stored in one uncompressed zip file. kappaplace reads the zip; other programs need the files that
+are stored in one uncompressed zip file. KappaPlace reads the zip file; other programs need the two files that
 ``unzip`` extracts.
 """
 

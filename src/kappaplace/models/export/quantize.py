@@ -88,7 +88,7 @@ def quantize(
         file: The float model.
         out: The file to write.
         images: Sample images.
-        preprocessing: Their preprocessing.
+        preprocessing: Preprocessing of the sample images.
         kappa: Whether the model has κ.
 
     Returns:

@@ -1,8 +1,8 @@
 """Optimized models for inference: `model.optimize(device)` returns the form that is fastest on a device.
 
 BatchNorms are folded into the convolutions, and memory is channels-last. On CUDA, the backbone computes in
-half precision (everything after it, from the normalization of the channels to κ, in float32), and each batch
-shape is recorded once as a CUDA graph: at batch size 1, launching the kernels costs more than running them.
+half precision, and everything after it in float32. Each batch shape is recorded once as a CUDA graph, because
+launching the kernels costs more than running them at batch size 1.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class GraphedCall:
 log = logging.getLogger(__name__)
 
 Form = Literal["auto", "eager", "graph", "fused", "compiled"]
-"""auto: the fastest form. eager: folded BatchNorms, channels-last, half precision on CUDA. graph: like eager,
-as a recorded CUDA graph. fused: cuDNN's fused kernels, as a recorded graph. compiled: by `torch.compile`."""
+"""Form of an optimized model. "auto" is the fastest form, and "compiled" uses `torch.compile`. "eager" has
+folded BatchNorms, channels-last memory, and half precision on CUDA. "graph" is the same as a recorded CUDA
+graph. "fused" is a recorded graph of cuDNN's fused kernels."""
 
 LEAST_COSINE, MOST_KAPPA = 0.9999, 0.01  # limits of the difference from the original
 MOST_SHAPES = 8  # recorded batch shapes; each one needs memory for all its activations

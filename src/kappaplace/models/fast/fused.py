@@ -2,7 +2,7 @@
 
 * `FusedResNet` uses cuDNN's fused kernels, which compute convolution, bias, shortcut and ReLU at once.
 * `Tail` computes descriptor and κ from the feature map. Both exponents of GeM share one power, one mean and
-  one root, and both projections share one product, so the first kernel that only κ needs is its Softplus.
+  one root, and both projections share one product, and only the Softplus is computed for κ alone.
 * `fold_batch_norms` folds each BatchNorm, a scale and a shift in evaluation mode, into the convolution before
   it.
 """

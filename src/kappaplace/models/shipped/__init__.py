@@ -1,7 +1,7 @@
 """Pretrained models of the package, each in a subfolder.
 
-A folder contains the files of `save_model`, README.md (the model card that ``kappaplace models NAME`` prints)
-and calibration.json (probabilities for maps without a calibration, see `kappaplace.calibration.sources`).
+A folder contains the files of `save_model`, and README.md, the model card that ``kappaplace models NAME``
+prints. Maps without a calibration use its calibration.json, see `kappaplace.calibration.sources`.
 """
 
 from __future__ import annotations
