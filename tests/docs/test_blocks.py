@@ -84,10 +84,6 @@ class Encoder(nn.Module):
         return nn.functional.normalize(self.backbone(images).mean((2, 3)))
 
 
-def no_more(*_: object) -> Names:
-    return {}
-
-
 def for_calibration(*_: object) -> Names:
     rng = np.random.default_rng(0)
     features = rng.random((2000, 2))
@@ -208,23 +204,19 @@ def _free_port() -> str:
 
 
 PORT = _free_port()
-BEFORE: dict[str, Callable[[Path, pytest.MonkeyPatch], Names]] = {
-    "README.md": for_readme,
-    "docs/calibration.md": for_calibration,
-    "docs/city.md": no_more,
-    "docs/data.md": no_more,
-    "docs/engines.md": for_engines,
-    "docs/evaluation.md": no_more,
-    "docs/export.md": for_export,
-    "docs/images.md": for_images,
-    "docs/install.md": for_install,
-    "docs/maps.md": for_maps,
-    "docs/models.md": for_models,
-    "docs/serve.md": for_serve,
-    "docs/slam.md": for_slam,
-    "docs/speed.md": no_more,
-    "docs/training.md": for_training,
-    "docs/vmf.md": no_more,
+BEFORE: dict[str, list[Callable[[Path, pytest.MonkeyPatch], Names]]] = {
+    "README.md": [for_readme],
+    "docs/calibration.md": [for_calibration],
+    "docs/data.md": [for_images],
+    "docs/deployment.md": [for_serve, for_export],
+    "docs/evaluation.md": [],
+    "docs/install.md": [for_install],
+    "docs/large_maps.md": [for_engines],
+    "docs/maps.md": [for_maps],
+    "docs/paper.md": [],
+    "docs/performance.md": [],
+    "docs/slam.md": [for_slam],
+    "docs/training.md": [for_models, for_training],
 }
 """What a page takes for granted: files in its folder, and names."""
 SMALLER = {
@@ -243,12 +235,14 @@ def test_every_block_runs(page: str, prepared: Path, tmp_path: Path, monkeypatch
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "cache"))
-    names: Names = {"__name__": "page", **BEFORE[page](tmp_path, monkeypatch)}
+    names: Names = {"__name__": "page"}
+    for prepare in BEFORE[page]:
+        names |= prepare(tmp_path, monkeypatch)
     try:
         for number, block in enumerate(blocks(page)):
             for long, short in SMALLER.items():
                 block = block.replace(long, short)
-            if page == "docs/engines.md" and number:
+            if page == "docs/large_maps.md" and number:
                 names["open_engine"] = without_server
             exec(compile(block, f"{page}, block {number + 1}", "exec"), names)
     finally:
