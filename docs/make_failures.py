@@ -1,4 +1,4 @@
-"""The gallery of failures of docs/how_good.md: python docs/make_failures.py
+"""The gallery of failures of docs/results.md: python docs/make_failures.py
 
 Queries of a synthetic district, kappaplace-lite0 and the probabilities that came with it. Of each cause that
 the city knows of an image, the wrong answer with the highest probability.

@@ -1,8 +1,8 @@
 """Ways to set a threshold for a place that nobody labeled, from labeled queries of other families.
 
-Each method gets the queries of the new place without their outcomes, the labeled queries of the other families and a
-risk. It returns which answers to accept. Answers are the best of ten matches by patch agreement, as a map
-answers.
+Each method gets the queries of the new place without their outcomes, the labeled queries of the other
+families and a risk. It returns which answers to accept. Answers are the best of ten matches by patch
+agreement, as a map answers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SIGNALS = {
     "with contrast to the map": (*SHIPPED, "map-contrast"),
 }
 """contrast: log of the best agreement with another place, relative to the agreement of the answer.
-map-contrast: agreement of the answer minus the mean agreement with other places, in standard deviations of all
-agreements with other places on this map (needs a batch of queries, but no labels)."""
+map-contrast: agreement of the answer minus the mean agreement with other places, in standard deviations of
+all agreements with other places on this map (needs a batch of queries, but no labels)."""
 BENDS = 3
 LEVEL = 0.1  # error probability of Learn-Then-Test
 BINS = 5  # of Mondrian Learn-Then-Test
@@ -106,8 +106,11 @@ def every_family(signals: str) -> Method:
 
 
 def selected(target: Block, training: Sequence[Block], risk: float) -> Accept:
-    """Select the signals on the training families only: each family in turn is the new place, and the signals that
-    keep the risk on most of them, then those that accept most, are used."""
+    """Select the signals on the training families only.
+
+    Each of these families in turn is the new place. The signals that keep the risk on most of them are used;
+    of equally safe ones, those that accept most.
+    """
 
     def quality(signals: str) -> tuple[int, float]:
         valid, accepted = 0, 0.0
@@ -159,8 +162,8 @@ def gaussian_mixture(values: NDArray[np.float64], steps: int = 200) -> tuple[NDA
 def safe_vpr(target: Block, training: Sequence[Block], risk: float) -> Accept:
     """SafeVPR (arXiv 2605.28048), our reading: mutual nearest neighbors of patches, Mondrian Learn-Then-Test.
 
-    The training scores are cut into bins of equal size. In each bin, binomial tests with Bonferroni's correction
-    over all bins and thresholds decide from which score answers are accepted.
+    The training scores are cut into bins of equal size. In each bin, binomial tests with Bonferroni's
+    correction over all bins and thresholds decide from which score answers are accepted.
     """
     scores = np.concatenate([block.columns["mutual"] for block in training])
     right = np.concatenate([block.right for block in training])

@@ -1,12 +1,12 @@
-"""A risk carried to a family of places without labels: our thresholds, rivals and an oracle on seven datasets.
+"""A risk carried to a family of places without labels: our thresholds, rivals and an oracle.
 
-python benchmarks/real/safe_thresholds.py --columns FILE.npz --cache embeddings --csv results/safe_thresholds.csv \
-    --plot results/safe_thresholds.png
+python benchmarks/real/safe_thresholds.py --columns FILE.npz --cache embeddings \\
+    --csv results/safe_thresholds.csv --plot docs/assets/results-thresholds.png
 
-FILE.npz and embeddings are those of recipes/kappaplace_lite0/columns.py. Every family in turn is the new place
-(the two Gardens Point datasets are one family), and everything is fitted and selected on the others. Queries are
-undegraded and in-map; ``out-of-map accepted`` counts 100 queries of other families. The oracle knows the labels.
-Needs PYTHONPATH=benchmarks:recipes/kappaplace_lite0.
+FILE.npz and embeddings are those of recipes/kappaplace_lite0/columns.py. Each of the seven datasets in turn
+is the new place (the two of Gardens Point are one family), and everything is fitted and selected on the other
+families. Queries are undegraded and in-map; ``out-of-map accepted`` counts 100 queries of other families. The
+oracle has the labels. Needs PYTHONPATH=benchmarks:benchmarks/real:recipes/kappaplace_lite0.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ Rows = list[dict[str, float | int | str]]
 
 @torch.inference_mode()
 def mutual(query: Embeddings, reference: Embeddings, answers: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return 1 − the sum of the cosines of mutually nearest patches, per patch, of each query and its answer."""
-    assert query.patches is not None and reference.patches is not None
+    """Return 1 − the sum of cosines of mutually nearest patches, per patch, of each query and its answer."""
+    assert query.patches is not None
+    assert reference.patches is not None
     scores = []
     for row, answer in enumerate(answers.tolist()):
         a, b = (
@@ -127,7 +128,7 @@ def cells(blocks: dict[tuple[str, str], Block]) -> Rows:
 
 def plot(rows: Rows) -> plt.Figure:
     """Draw realized against chosen risk: the mean and the worst dataset of each method."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharex=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 5.5), sharex=True, layout="constrained")
     for number, title in enumerate(METHODS):
         for axis, worst in zip(axes, (False, True), strict=True):
             lines = []
@@ -138,11 +139,13 @@ def plot(rows: Rows) -> plt.Figure:
                     if row["method"] == title and row["risk"] == risk and row["set"] != "all"
                 ]
                 lines.append(max(part) if worst else float(np.mean(part)))
-            axis.plot(RISKS, lines, marker="o", color=f"C{number}", label=title, lw=2 if "kept" in title else 1)
+            axis.plot(
+                RISKS, lines, marker="o", color=f"C{number}", label=title, lw=2 if "kept" in title else 1
+            )
     for axis, name in zip(axes, ("mean of seven datasets", "worst dataset"), strict=True):
         axis.plot((0, 0.1), (0, 0.1), color="k", lw=0.8, ls=":")
         axis.set(xlabel="chosen risk", ylabel="realized risk", title=name)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=2)
     return figure
 
 
@@ -159,7 +162,7 @@ def main() -> None:
     rows = cells(blocks)
     save_rows(arguments.csv, rows)
     if arguments.plot:
-        plot(rows).savefig(arguments.plot, dpi=110)
+        plot(rows).savefig(arguments.plot, dpi=100)
 
 
 if __name__ == "__main__":
