@@ -185,7 +185,8 @@ def extent() -> str:
     sets = [row for row in part if row["set"] in SETS and row["set"] != "all"]
     (whole,) = (row for row in part if row["set"] == "pooled")
     return (
-        f"*The included model kappaplace-lite0 (EfficientNet-Lite0, one seed): {int(whole['queries']):,} queries of "
+        "*The included model kappaplace-lite0 (EfficientNet-Lite0, one seed): "
+        f"{int(whole['queries']):,} queries of "
         f"{len(sets)} datasets. Probabilities were fitted on other families of places.*"
     )
 
