@@ -48,6 +48,8 @@ METHODS = {
     "threshold kept on every family, with contrast to the map": "… and contrast to the map",
     "threshold kept on every family, signals selected on training families": "**… signals selected on "
     "training families**",
+    "threshold kept on every family, with contrast, fitted like the shipped calibration": "… and contrast, "
+    "fitted like the shipped calibration",
     "oracle": "oracle (has the labels)",
 }
 HEADS = {

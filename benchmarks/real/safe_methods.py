@@ -46,6 +46,8 @@ class Block:
     far: NDArray[np.float64]
     """Patch agreements with places other than the answer, N×K; NaN for matches at the same place."""
     right: NDArray[np.bool_]
+    more: tuple[Block, ...] = ()
+    """Degraded and out-of-map queries of the same map, for fits like that of the shipped calibration."""
 
     @property
     def family(self) -> str:
@@ -56,16 +58,18 @@ class Block:
 
 
 @cache
-def _combination(blocks: tuple[Block, ...], names: tuple[str, ...]) -> Combination:
+def _combination(blocks: tuple[Block, ...], names: tuple[str, ...], more: bool) -> Combination:
+    if more:
+        blocks = (*blocks, *(other for block in blocks for other in block.more))
     features = np.concatenate([block.features(names) for block in blocks])
     return fit_combination(features, np.concatenate([b.right for b in blocks]), names, bends=BENDS)
 
 
 def uncertainty(
-    block: Block, blocks: Sequence[Block], names: tuple[str, ...] = SHIPPED
+    block: Block, blocks: Sequence[Block], names: tuple[str, ...] = SHIPPED, *, more: bool = False
 ) -> NDArray[np.float64]:
     """Return 1 − probability of a combination that was fitted on these blocks."""
-    return 1 - _combination(tuple(blocks), names).probability(block.features(names))
+    return 1 - _combination(tuple(blocks), names, more).probability(block.features(names))
 
 
 def largest_within(values: NDArray[np.float64], right: NDArray[np.bool_], risk: float) -> float:
@@ -91,16 +95,25 @@ def probability(target: Block, training: Sequence[Block], risk: float) -> Accept
     return lambda block: calibrator.probability(uncertainty(block, training)) >= 1 - risk
 
 
-def every_family(signals: str) -> Method:
-    """Return the method whose threshold meets the risk on each training set, by a fit without its family."""
+def every_family(signals: str, *, more: bool = False) -> Method:
+    """Return the method whose threshold meets the risk on each training set, by a fit without its family.
+
+    Args:
+        signals: A key of `SIGNALS`.
+        more: Whether to fit the combination on degraded and out-of-map queries, too.
+
+    Returns:
+        The method.
+    """
     names = SIGNALS[signals]
 
     def method(target: Block, training: Sequence[Block], risk: float) -> Accept:
         limits = []
         for held in training:
             rest = [block for block in training if block.family != held.family]
-            limits.append(largest_within(uncertainty(held, rest, names), held.right, risk))
-        return lambda block: uncertainty(block, training, names) <= min(limits)
+            values = uncertainty(held, rest, names, more=more)
+            limits.append(largest_within(values, held.right, risk))
+        return lambda block: uncertainty(block, training, names, more=more) <= min(limits)
 
     return method
 
@@ -199,5 +212,8 @@ METHODS: dict[str, Method] = {
     "non-matching statistics": negative_mixture,
     **{f"threshold kept on every family, {name}": every_family(name) for name in SIGNALS},
     "threshold kept on every family, signals selected on training families": selected,
+    "threshold kept on every family, with contrast, fitted like the shipped calibration": every_family(
+        "with contrast", more=True
+    ),
     "oracle": oracle,
 }

@@ -11,6 +11,7 @@ oracle has the labels. Needs PYTHONPATH=benchmarks:benchmarks/real:recipes/kappa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -20,7 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from columns import ENCODER
-from from_columns import SCORES, ordered
+from from_columns import NAMES, SCORES, ordered
 from numpy.typing import NDArray
 from run import foreign_queries
 from safe_methods import METHODS, Block
@@ -55,9 +56,12 @@ def mutual(query: Embeddings, reference: Embeddings, answers: NDArray[np.int64])
 
 
 def read_block(
-    columns: dict[str, NDArray], name: str, variant: str, query: Embeddings, reference: Embeddings
+    columns: dict[str, NDArray], name: str, variant: str, images: tuple[Embeddings, Embeddings] | None
 ) -> Block:
-    """Return the queries of a dataset with all signals of their answers."""
+    """Return the queries of a dataset with all signals of their answers.
+
+    Mutual nearest neighbors are omitted without the images of queries and references.
+    """
     features, _, hits = ordered(columns, ENCODER, name, variant)
     key = f"{ENCODER}/{name}/{variant}"
     agreement = columns[f"{key}/agreement"].astype(np.float64)
@@ -71,7 +75,8 @@ def read_block(
     signals = dict(zip(SCORES, features.T, strict=True))
     signals["contrast"] = np.log(best + LEAST) - np.log(top + LEAST)
     signals["map-contrast"] = (mean - top) / np.nanstd(far)
-    signals["mutual"] = mutual(query, reference, place[:, 0])
+    if images is not None:
+        signals["mutual"] = mutual(*images, place[:, 0])
     return Block(name, signals, far, hits[:, 0])
 
 
@@ -88,9 +93,11 @@ def read_blocks(columns: dict[str, NDArray], cache: Path) -> dict[tuple[str, str
     blocks = {}
     for name, query in queries.items():
         reference = embeddings(f"{name}.reference")
-        blocks[name, "clean"] = read_block(columns, name, "clean", query, reference)
-        others = foreign_queries(name, queries)
-        blocks[name, "outside"] = read_block(columns, name, "outside", others, reference)
+        away = (foreign_queries(name, queries), reference)
+        outside = blocks[name, "outside"] = read_block(columns, name, "outside", away)
+        degraded = [read_block(columns, name, "damaged", None)] if name in NAMES else []
+        clean = read_block(columns, name, "clean", (query, reference))
+        blocks[name, "clean"] = replace(clean, more=(outside, *degraded))
     return blocks
 
 
@@ -139,9 +146,7 @@ def plot(rows: Rows) -> plt.Figure:
                     if row["method"] == title and row["risk"] == risk and row["set"] != "all"
                 ]
                 lines.append(max(part) if worst else float(np.mean(part)))
-            axis.plot(
-                RISKS, lines, marker="o", color=f"C{number}", label=title, lw=2 if "kept" in title else 1
-            )
+            axis.plot(RISKS, lines, marker="o", color=color, label=title, lw=2 if "kept" in title else 1)
     for axis, name in zip(axes, ("mean of seven datasets", "worst dataset"), strict=True):
         axis.plot((0, 0.1), (0, 0.1), color="k", lw=0.8, ls=":")
         axis.set(xlabel="chosen risk", ylabel="realized risk", title=name)
