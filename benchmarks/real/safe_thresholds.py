@@ -137,6 +137,7 @@ def plot(rows: Rows) -> plt.Figure:
     """Draw realized against chosen risk: the mean and the worst dataset of each method."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 5.5), sharex=True, layout="constrained")
     for number, title in enumerate(METHODS):
+        color, width = "k" if title == "oracle" else f"C{number}", 2 if "kept" in title else 1
         for axis, worst in zip(axes, (False, True), strict=True):
             lines = []
             for risk in RISKS:
@@ -146,7 +147,7 @@ def plot(rows: Rows) -> plt.Figure:
                     if row["method"] == title and row["risk"] == risk and row["set"] != "all"
                 ]
                 lines.append(max(part) if worst else float(np.mean(part)))
-            axis.plot(RISKS, lines, marker="o", color=color, label=title, lw=2 if "kept" in title else 1)
+            axis.plot(RISKS, lines, marker="o", color=color, label=title, lw=width)
     for axis, name in zip(axes, ("mean of seven datasets", "worst dataset"), strict=True):
         axis.plot((0, 0.1), (0, 0.1), color="k", lw=0.8, ls=":")
         axis.set(xlabel="chosen risk", ylabel="realized risk", title=name)
