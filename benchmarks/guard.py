@@ -2,6 +2,8 @@
 
 python benchmarks/guard.py --set st_lucia=DATA/st_lucia:600 --set city=city.parquet --csv results/guard.csv
 
+The maps are measured in this order, or in the order of --only.
+
 Every map is queried as it is built, with the calibration of its model, and calibrated on labelled queries, on
 labels of its best matches, and on itself, each with patches and without. Half of the queries calibrate, the
 other half is judged. Images of other sets count as junk, too. Mirrored and turned queries are counted apart,
@@ -11,10 +13,12 @@ because a person may still call them the same place.
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -64,9 +68,9 @@ class CachedMap(PlaceMap):
     def cache(self) -> dict[Hashable, Embeddings | Tensor]:
         return {}
 
-    def embed(self, sources: Sequence[Source], batch_size: int = 32) -> Embeddings:
+    def embed(self, sources: Sequence[Source], batch_size: int = 32, *, patches: bool = False) -> Embeddings:
         def rows(new: list[Source]) -> list[Embeddings]:
-            embeddings = PlaceMap.embed(self, new, batch_size)
+            embeddings = PlaceMap.embed(self, new, batch_size, patches=True)
             return [embeddings.take([row]) for row in range(len(new))]
 
         return join(self._each("embedding", sources, rows))
@@ -117,16 +121,16 @@ WAYS: dict[str, Callable[[PlaceMap, PlaceImages, CalibrateOptions, Path], object
 
 
 def measured(
-    name: str, table: PlaceImages, others: Sequence[PlaceImages], options: CalibrateOptions
+    name: str, table: PlaceImages, others: Sequence[PlaceImages], risks: Sequence[float], seed: int
 ) -> Iterator[dict[str, object]]:
-    """Yield one row per way of calibrating a map of this table, with patches and without."""
-    rng = np.random.default_rng(options.seed)
+    """Yield one row per way of calibrating a map of this table, and per risk, with patches and without."""
+    rng = np.random.default_rng(seed)
     queries = rng.permutation(table.query_rows)
     first, second = np.sort(queries[: len(queries) // 2]), np.sort(queries[len(queries) // 2 :])
     half = table.select(np.sort(np.concatenate([first, table.reference_rows])))
     rest = table.select(np.sort(np.concatenate([second, table.reference_rows])))
     good = rest.image_paths(rest.query_rows)
-    junk = {kind: list(images) for kind, images in junk_images(EACH, options.seed).items()}
+    junk = {kind: list(images) for kind, images in junk_images(EACH, seed).items()}
     junk["other places"] = [
         path for other in others for path in other.image_paths(rng.permutation(other.query_rows)[:OTHERS])
     ]
@@ -134,13 +138,18 @@ def measured(
     correct = list(correct_names(rest).values())
     with tempfile.TemporaryDirectory() as folder:
         cache: dict[Hashable, Embeddings | Tensor] = {}
-        for way, calibrate in WAYS.items():
-            place_map = CachedMap.build(table, Path(folder) / f"{way}.map")
+        built = CachedMap.build(table, Path(folder) / "built.map").folder
+        for (way, calibrate), risk in product(WAYS.items(), risks):
+            if way == "as shipped" and risk != risks[0]:
+                continue
+            run = Path(folder) / f"{way} {risk}"
+            place_map = CachedMap.open(shutil.copytree(built, run / "copy.map"))
             place_map.cache = cache
+            options = CalibrateOptions(risk, 0.9, thin=False, seed=seed)
             try:
-                calibrate(place_map, half, options, Path(folder))
+                calibrate(place_map, half, options, run)
             except KappaPlaceError as error:
-                print(f"{name}, {way}: {error}", flush=True)
+                print(f"{name}, {way}, {risk}: {error}", flush=True)
                 continue
             for rerank in (None, 0):
                 answers = place_map.localize(good, rerank=rerank)
@@ -159,6 +168,7 @@ def measured(
                 yield {
                     "map": name,
                     "calibrated": way,
+                    "risk": "" if way == "as shipped" else risk,
                     "patches": "yes" if rerank is None else "no",
                     "references": len(place_map),
                     "junk": sum(map(len, junk.values())),
@@ -198,22 +208,22 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", required=True, metavar="NAME=SOURCE[:REFERENCES]", dest="sets"
     )
-    parser.add_argument("--only", default="", help="measure this map only; the others provide foreign images")
-    parser.add_argument("--max-risk", type=float, default=0.1)
+    parser.add_argument(
+        "--only", nargs="+", help="measure these maps only; the others provide foreign images"
+    )
+    parser.add_argument("--max-risk", type=float, nargs="+", default=[0.1, 0.3])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
-    options = CalibrateOptions(arguments.max_risk, 0.9, thin=False, seed=arguments.seed)
     tables = {}
     for word in arguments.sets:
         name, _, source = word.partition("=")
         source, _, references = source.partition(":")
         tables[name] = read(Path(source), int(references or 0))
-    for name, table in tables.items():
-        if arguments.only and name != arguments.only:
-            continue
+    for name in arguments.only or tables:
+        table = tables[name]
         others = [other for key, other in tables.items() if key[:FAMILY] != name[:FAMILY]]
-        for row in measured(name, table, others, options):
+        for row in measured(name, table, others, arguments.max_risk, arguments.seed):
             print(row, flush=True)
             if arguments.csv:
                 append_row(arguments.csv, row)

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from kappaplace.cli.bench import Row, Values, dated, save_rows, show
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder
+from kappaplace.types import Embeddings
 
 __all__ = [
     "DEVICE",
@@ -26,6 +28,7 @@ __all__ = [
     "read_ratios",
     "report",
     "save_rows",
+    "stored_embeddings",
     "timed",
     "worse",
 ]
@@ -83,6 +86,20 @@ def timed(task: Callable[[], Result]) -> tuple[Result, float]:
     start = time.perf_counter()
     result = task()
     return result, time.perf_counter() - start
+
+
+def stored_embeddings(folder: Path | None, name: str, embed: Callable[[], Embeddings]) -> Embeddings:
+    """Return embeddings with patch maps from a folder; compute and save them if they are missing."""
+    if folder is None:
+        return embed()
+    file, maps = folder / f"{name}.npz", folder / f"{name}.patches.npy"
+    if not (file.exists() and maps.exists()):
+        make_folder(folder)
+        result = embed()
+        np.save(maps, result.patches)
+        np.savez(file, descriptor=result.descriptor, kappa=result.kappa)
+    with np.load(file) as stored:
+        return Embeddings(stored["descriptor"], stored["kappa"], None, np.load(maps))
 
 
 def append_row(file: Path | None, values: Values) -> None:

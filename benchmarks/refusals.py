@@ -6,7 +6,8 @@ python benchmarks/refusals.py --csv results/refusals.csv
 125 labelled queries, of which about 9% are answered incorrectly, mostly those with a high uncertainty; a risk
 of 20% with 90% confidence; half of the queries set the threshold. In the second row, the label of the most
 confident one is incorrect. A refusal names a number of labels: with that many, drawn again and with the same
-fraction of incorrect labels, the risk is granted in the fraction "granted at the number named".
+fraction of incorrect labels, the risk is granted in the fraction "granted at the number named". If the sample
+does not show that a number is enough, the refusal names none.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ def card_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
         results = {
             "queries": len(y[s]),
             **{f"R@{k}": round(float(run.right(head, s, at=k).mean()), 3) for k in (1, 5, 10)},
-            "R@1, cells compared": round(float(ranked.mean()), 3),
+            "R@1, re-ranked": round(float(ranked.mean()), 3),
             "AUROC": round(auroc(1 - p[s], y[s]), 3),
             "smooth ECE": round(smooth_ece(p[s], y[s]), 3),
             "Brier": round(brier(p[s], y[s]), 3),

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from calibrate import FIT_SHARE, OUTSIDE_RATE
+from calibrate import FIT_SHARE, OUTSIDE_RATE, spread
+from domain import QUERIES, balanced
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
+from kappaplace.calibration.domain import KAPPA, Domain, fit_domain
 from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import ORIGIN
+from kappaplace.data.appearance import APPEARANCE
 from kappaplace.files import write_file
 from kappaplace.maps.tune.monitor import DISTANCE
 
@@ -88,7 +92,27 @@ def fit(columns: dict[str, NDArray], encoder: str, head: str) -> Calibration:
     )
     options = CalibrateOptions(max_risk=None, outside_rate=OUTSIDE_RATE, fit_share=FIT_SHARE)
     combination = fit_combination(features, hits[:, 0], SCORES, bends=BENDS)
-    return fit_calibration(examples, options, combination=combination)
+    calibration = fit_calibration(examples, options, combination=combination)
+    return replace(calibration, domain=domain_of(columns, encoder, head))
+
+
+def domain_of(columns: dict[str, NDArray], encoder: str, head: str) -> Domain | None:
+    """Return what correctly answered queries of each family look like; None without their appearance."""
+    families: dict[str, list[tuple[NDArray, NDArray]]] = {}
+    for name, family in NAMES.items():
+        if f"appearance/{name}" not in columns:
+            return None
+        features, _, hits = ordered(columns, encoder, name, "clean")
+        rows, kappa = spread(len(features), QUERIES), columns[f"{head}/{name}/clean/kappa_q"]
+        table = [features[rows], np.log(kappa[rows, None]), columns[f"appearance/{name}"]]
+        families.setdefault(family, []).append((np.concatenate(table, 1), hits[rows, 0]))
+    parts = []
+    for blocks in families.values():
+        table, right = (np.concatenate(part) for part in zip(*blocks, strict=True))
+        part = fit_domain(dict(zip((*SCORES, KAPPA, *APPEARANCE), table.T, strict=True)), right)
+        assert part is not None
+        parts.append(part)
+    return balanced(parts)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from kappaplace.calibration.fit import _drawn, check_label_count, fit_calibratio
 from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions, split_queries
 from kappaplace.calibration.risk import RiskRefused, control_risk
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.agreement import AGREEMENT
 from tests.calibration.helpers import with_outside
 
 
@@ -84,6 +85,24 @@ def test_thresholds_come_from_the_split_that_nothing_was_fitted_on() -> None:
     alone = control_risk(uncertainty[parts.threshold], data.right[parts.threshold], 0.1)
     assert calibration.rule is not None
     assert calibration.rule.accepted == alone
+
+
+def test_the_version_of_patch_matching_is_stored_and_checked() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.random((200, 1))
+    examples = Examples(values, rng.random(200) > values[:, 0], ["patches"], rerank=10)
+    calibration = fit_calibration(examples, CalibrateOptions(max_risk=None))
+    assert calibration.agreement == AGREEMENT
+    stored = calibration.to_dict()
+    assert not Calibration.from_dict(stored).outdated
+    del stored["agreement"]  # as earlier versions wrote it
+    older = Calibration.from_dict(stored)
+    assert (older.agreement, older.outdated) == (1, True)
+    with pytest.raises(KappaPlaceError, match="earlier version of patch matching"):
+        older.check_patches()
+    plain = fit_calibration(replace(examples, rerank=0), CalibrateOptions(max_risk=None))
+    assert "agreement" not in plain.to_dict()
+    plain.check_patches()
 
 
 def test_a_single_score_and_a_ready_combination() -> None:
@@ -183,6 +202,21 @@ def test_self_calibration_never_carries_a_guarantee_and_never_refuses() -> None:
         assert len(calibration.decide(u)) == n
 
 
+def test_without_labels_no_answer_is_accepted_that_is_less_certain_than_every_correct_one() -> None:
+    """A risk of 30% would allow to accept everything, out-of-map queries included."""
+    n = 400
+    outside = np.arange(n) >= n // 2
+    rng = np.random.default_rng(0)
+    u = np.where(outside, rng.uniform(0.7, 1.0, n), rng.uniform(0.0, 0.5, n))
+    examples = Examples(u, ~outside, ["margin"], outside=outside, labeled=False)
+    made = fit_calibration(examples, CalibrateOptions(0.3, 0.9, outside_rate=0.1))
+    assert made.rule is not None
+    assert made.rule.on == "uncertainty"
+    accepted = made.decide(u) == "accept"
+    assert not accepted[outside].any()
+    assert accepted[~outside].mean() > 0.9
+
+
 def test_a_refusal_counts_all_labeled_queries() -> None:
     u, right, outside = with_outside(0, 80, 0.1)
     with pytest.raises(
@@ -205,7 +239,7 @@ def test_bad_input() -> None:
         ({"scores": []}, "one score"),
         ({"pair_right": None}, "booleans"),
         ({"pair_right": data.pair_right[:5]}, "one row per query"),
-        ({"signals": {"kappa": np.ones(3)}}, "the same number of values"),
+        ({"signals": {"kappa": np.ones(3)}}, "one value of each signal per query"),
     ):
         with pytest.raises(KappaPlaceError, match=word):
             fit_calibration(replace(data, **change), options)
@@ -272,9 +306,9 @@ def test_the_label_in_the_way_is_named_and_the_count_is_one_number() -> None:
     rng = np.random.default_rng(3)
     uncertainty = rng.random(120)
     right = rng.random(120) > 0.26 * uncertainty**2
-    right[np.argsort(uncertainty)[:5]] = False
+    right[np.argsort(uncertainty)[[4, 8]]] = False
     names = [f"q{number}.jpg" for number in range(120)]
-    options = CalibrateOptions(0.1, 0.9, method="fixed-sequence")
+    options = CalibrateOptions(0.1, 0.9, method="bonferroni")
     with pytest.raises(RiskRefused) as caught:
         fit_calibration(Examples(uncertainty, right, ["margin"], names=names), options)
     message = str(caught.value)
@@ -285,6 +319,14 @@ def test_the_label_in_the_way_is_named_and_the_count_is_one_number() -> None:
     assert len(re.findall(r"\d[\d,]* (?:labelled )?queries", message)) == 2  # what there is, and is needed
     assert "these 120 labelled queries" in message
     assert message.count(". ") == 1
+    # Walks from the most confident answer on do not get past it, however many queries are labelled.
+    with pytest.raises(
+        RiskRefused, match=rf"incorrect\. Allow .* check the label of 'q{first}\.jpg'"
+    ) as caught:
+        fit_calibration(
+            Examples(uncertainty, right, ["margin"], names=names), replace(options, method="multi-start")
+        )
+    assert caught.value.needed is None
     with pytest.raises(RiskRefused, match=r"at least 118 labelled queries, got 117"):
         check_label_count(117, CalibrateOptions())
     check_label_count(118, CalibrateOptions())

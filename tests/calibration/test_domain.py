@@ -170,6 +170,27 @@ def test_too_few_queries_are_replaced_by_those_of_other_places(evidence) -> None
     assert judged.decision == ["accept"] * 3 + ["doubtful"]
 
 
+def test_a_query_must_be_like_the_few_rows_and_like_those_of_other_places(
+    evidence,
+) -> None:
+    """The bank has maps of every kind: photos of other places are like some of them."""
+    few = Domain(("cosine",), tuple((value,) for value in np.linspace(0, 0.1, 30)))
+    wide = Domain(("cosine",), tuple((value,) for value in np.random.default_rng(1).uniform(0, 3.0, 400)))
+    judged = judge(evidence, calibration(few), bank=wide)
+    assert judged.decision == ["accept"] * 3 + ["doubtful"]
+    assert "than in all of them" in judged.reasons[3]
+    assert not judged.guaranteed.any()
+
+
+def test_few_rows_do_not_reject_what_is_only_slightly_farther_away() -> None:
+    lost = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        few = fit_domain(world(rng, 30), np.ones(30, bool), seed)
+        lost.append((~inside(few, world(rng, 50))).mean())
+    assert np.mean(lost) < 0.8 / 16  # beyond all 15 distances: 1/16
+
+
 def test_a_calibration_without_a_domain_uses_the_bank_and_guarantees_nothing(evidence) -> None:
     """As files of earlier versions are."""
     bank = Domain(("cosine",), tuple((value,) for value in np.random.default_rng(1).uniform(0, 0.1, 200)))

@@ -181,12 +181,36 @@ def test_too_few_labels_say_how_many() -> None:
 def test_an_unlucky_sample_names_a_number_that_would_do() -> None:
     u = np.arange(70.0)
     right = np.ones(70, bool)
-    right[[0, 69]] = False  # an error at the very start: 59 in a row are out of reach
+    right[[25, 69]] = False  # 59 in a row are out of reach
     with pytest.raises(RiskRefused, match="About") as caught:
         control_risk(u, right)
     needed = caught.value.needed
     assert needed is not None
     assert 88 <= needed < 2000
+    # If the most confident of every 70 is incorrect, no walk passes its first threshold: the row is named.
+    right[[0, 25]] = False, True
+    with pytest.raises(RiskRefused, match="most confident queries are incorrect") as caught:
+        control_risk(u, right)
+    assert (caught.value.needed, caught.value.row) == (None, 0)
+
+
+@pytest.mark.parametrize("risk", [0.05, 0.1])
+def test_the_number_of_labels_that_a_refusal_names_is_enough_in_nine_of_ten_draws(risk: float) -> None:
+    def granted(seed: int, queries: int) -> int | None:
+        """Return None if the risk is granted, otherwise the number of queries that the refusal names."""
+        rng = np.random.default_rng([seed, queries])
+        u = rng.random(queries)
+        try:
+            control_risk(u, rng.random(queries) >= 0.26 * u**2, risk, 0.9)
+        except RiskRefused as refusal:
+            return refusal.needed or 0
+        return None
+
+    named = [number for seed in range(40) if (number := granted(seed, 62)) is not None]
+    assert len(named) > 3
+    assert np.mean(np.array(named) > 0) > 0.8  # a number exists: with 600 queries, the risk is always granted
+    assert np.median(named) < 1000
+    assert np.mean([granted(100 + seed, n) is None for n in named if n for seed in range(20)]) >= 0.9
 
 
 def test_a_hopeless_score_is_told_so() -> None:

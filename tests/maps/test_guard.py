@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.risk import RiskRefused
 from kappaplace.data.table import PlaceImages
 from kappaplace.maps import BuildOptions, LabelOptions, PlaceMap
+from kappaplace.maps.answer import write_csv
 from kappaplace.maps.tune.label_sheet import write_labels
 from kappaplace.models.checkpoint import load_model
 from kappaplace.types import Json
@@ -91,12 +93,32 @@ def test_junk_is_not_accepted_after_a_calibration_on_easy_queries(
     assert sum(any("differs from" in note for note in answer.notes) for answer in good) <= 1
 
 
-def test_there_is_one_probability_per_match_and_no_position_from_rejected_ones(
-    calibrated: PlaceMap, street: PlaceImages
+def test_junk_is_not_accepted_after_a_self_calibration_for_a_high_risk(
+    street: PlaceImages, junk: list[Image.Image], tmp_path: Path
 ) -> None:
-    for answer in calibrated.localize(street.image_paths(street.query_rows[:8])):
+    """A risk of 50% would allow to accept everything, because few images of the map are mistaken."""
+    place_map = PlaceMap.build(street, tmp_path / "map", load_model())
+    calibration = place_map.self_calibrate(OPTIONS)
+    assert calibration.rule is not None
+    assert not calibration.rule.guaranteed
+    assert not [answer for answer in place_map.localize(junk) if answer.decision == "accept"]
+    good = place_map.localize(street.image_paths(street.query_rows))
+    assert any(answer.decision == "accept" for answer in good)
+
+
+def test_there_is_one_probability_per_match_and_no_position_from_rejected_ones(
+    calibrated: PlaceMap, street: PlaceImages, tmp_path: Path
+) -> None:
+    answers = calibrated.localize(street.image_paths(street.query_rows[:8]))
+    write_csv(answers, tmp_path / "answers.csv")
+    rows = csv.DictReader((tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines())
+    firsts = [row for row in rows if row["rank"] == "1"]
+    for answer, row in zip(answers, firsts, strict=True):
         values: dict[str, Json] = answer.to_dict()
         assert answer.matches[0].probability == answer.probability == values["probability"]
+        if answer.probability is not None:
+            assert float(row["probability"]) == float(row["answer_probability"]) == answer.probability
+            assert f"correct with probability {answer.probability:.2f}" in values["sentence"]
         best = answer.matches[0]
         for match in answer.matches[1:]:
             if np.hypot(match.x - best.x, match.y - best.y) > 2 * calibrated.manifest.radius:

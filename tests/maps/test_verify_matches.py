@@ -15,7 +15,7 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap
-from kappaplace.maps.localize import PLAIN, rerank_of
+from kappaplace.maps.localize import OUTDATED_MAP, OUTDATED_PLAIN, PLAIN, rerank_of
 from kappaplace.maps.tune.calibrate import calibrate_map, reranking_note
 from kappaplace.maps.tune.label import calibrate_map_on_labels, open_sheet
 from kappaplace.maps.tune.label_sheet import NO, YES, Sample, Sheet, read_labels, write_labels
@@ -103,6 +103,24 @@ def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, q
     (blind,) = shown.localize_embeddings(shown.embed(queries[:1]), ["q"])  # nothing to compare with
     assert blind.calibration == (made.plain.fingerprint if fitted else made.fingerprint)
     assert shown.localize(queries[0], order="probability").calibration == made.fingerprint
+
+
+def test_a_calibration_of_earlier_patch_matching_is_not_applied(again, shown, queries):
+    made = calibrate_map(shown, again, replace(LAX, rerank=4))
+    older = replace(made, agreement=1)  # as in files that do not name the version
+    shown.calibrate_with(older, "a test", guarantee=True)
+    opened = PlaceMap.open(shown.folder)
+    answer = opened.localize(queries[0])
+    assert answer.calibration == made.plain.fingerprint
+    assert OUTDATED_PLAIN in answer.notes
+    assert answer.probability is not None
+    assert "patches" not in answer.signals
+    for calibration, rerank in ((older, 4), (replace(older, plain=None), None)):
+        opened.calibrate_with(calibration, "a test", guarantee=True)
+        answer = opened.localize(queries[0], rerank=rerank)
+        assert (answer.probability, answer.decision, answer.calibration) == (None, None, "")
+        assert OUTDATED_MAP in answer.notes
+        assert "patches" in answer.signals
 
 
 def labeled(sheet: Sheet) -> Sheet:

@@ -71,7 +71,7 @@ def test_the_match_whose_cells_agree_is_proposed() -> None:
     again = [c for c in closer.closures if c.query >= 30]
     assert all(c.query - c.match == 30 and c.agreement == pytest.approx(1.0) for c in again)
     columns = np.stack(closer.features)[-30:]
-    assert columns[:, 1] == pytest.approx(0.0)  # all cells agree
+    assert columns[:, 1] == pytest.approx(0.0, abs=1e-6)  # all cells agree
     assert (columns[:, 2] < -0.5).all()  # and with no other place
 
 
@@ -152,3 +152,5 @@ def test_the_model_that_comes_with_the_package_closes_loops_as_it_is() -> None:
     again = [c for c in closer.closures if c.query - c.match == 6]
     assert len(again) >= 4
     assert all(c.probability is not None and c.agreement == pytest.approx(1.0) for c in again)
+    with pytest.raises(KappaPlaceError, match="earlier version of patch matching"):
+        LoopCloser(replace(found, agreement=1), settings, patch_maps=patch_maps_of(model))

@@ -19,9 +19,11 @@ from kappaplace.calibration.decision import Decision, DecisionRule
 from kappaplace.calibration.domain import Domain, domain_signals
 from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.outside import OutsideAware
+from kappaplace.calibration.radius import RadiusModel
 from kappaplace.checks import Bools, Floats
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import from_plain, optional, to_plain
+from kappaplace.retrieval.agreement import AGREEMENT
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.types import Json
 from kappaplace.uncertainty import SCORES, available, score_named
@@ -60,6 +62,23 @@ class Calibration:
     """Signals of correctly answered calibration queries; None in files of earlier versions."""
     plain: Calibration | None = field(default=None, metadata=optional())
     """Calibration without patch matching, for queries or maps whose images are not available."""
+    radius: RadiusModel | None = field(default=None, metadata=optional())
+    """Errors of positions; None if the true positions of the calibration queries are unknown."""
+    agreement: int = field(default=1, metadata=optional())
+    """Version of the patch agreement at calibration, see `kappaplace.retrieval.agreement.AGREEMENT`."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it was fitted with another version of the patch agreement, whose values differ."""
+        return self.rerank > 0 and self.agreement != AGREEMENT
+
+    def check_patches(self) -> None:
+        """Raise an error if the calibration is `outdated`."""
+        if self.outdated:
+            raise KappaPlaceError(
+                "The calibration was fitted with an earlier version of patch matching, whose values differ. "
+                "Calibrate again."
+            )
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -251,18 +270,22 @@ def judge(
         evidence: Results of the retrieval.
         calibration: The calibration. None: return only the uncertainty.
         outside_rate: Expected fraction of out-of-map queries. Default: the fraction at calibration.
-        bank: Correctly answered queries of other maps, used if the calibration has too few.
-            Nothing is guaranteed then.
+        bank: Correctly answered queries of other maps. If the calibration has too few queries of its own, a
+            query must be like both, and nothing is guaranteed.
 
     Returns:
         One value per query, and one per match if the calibration was fitted on pairs.
+
+    Raises:
+        KappaPlaceError: If the calibration was fitted with an earlier version of patch matching.
     """
     if calibration is None:
         return Judgment(plain_score(evidence).query(evidence))
+    calibration.check_patches()
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
     domain = calibration.domain
     conclusive = domain is not None and domain.conclusive
-    reasons = _reasons(evidence, calibration, domain if conclusive or bank is None else None, bank)
+    reasons = _reasons(evidence, calibration, bank)
     decision = pairs = guaranteed = None
     if (rule := calibration.rule) is not None:  # the rule was set for the rate of the calibration
         expected = calibration.right.probability(uncertainty, calibration.outside_rate)
@@ -287,14 +310,13 @@ def judge(
     )
 
 
-def _reasons(
-    evidence: Evidence, calibration: Calibration, own: Domain | None, bank: Domain | None
-) -> tuple[str, ...]:
+def _reasons(evidence: Evidence, calibration: Calibration, bank: Domain | None) -> tuple[str, ...]:
     """Return how each query differs from the correctly answered ones; empty if it does not."""
-    labeled = bool(calibration.facts.get("labelled", True))
-    # Without labels, the calibration was fitted on degraded images, which junk resembles: both domains must
-    # agree.
-    domains = [domain for domain in (own, None if own and labeled else bank) if domain is not None]
+    own, labeled = calibration.domain, bool(calibration.facts.get("labelled", True))
+    # Few queries leave out much of what is different, and degraded images, which a calibration without labels
+    # was fitted on, resemble junk: then both domains must agree.
+    alone = own is not None and own.conclusive and labeled
+    domains = [domain for domain in (own, None if alone else bank) if domain is not None]
     if not domains:
         return ("",) * len(evidence.top)
     signals = domain_signals(evidence)

@@ -8,7 +8,8 @@ that half,
     p = (1 + number of distances ≥ that of the query) / (m + 1)
 
 is at most ``level`` for at most this fraction of queries with the same distribution as the rows, for any
-distribution. So the test rejects this fraction of correct answers. Signals of a match are tested in one
+distribution. So the test rejects this fraction of correct answers. Fewer than 2/``level`` rows allow no such
+test: then only queries much farther away than all rows differ. Signals of a match are tested in one
 direction only, because a better match than those of the rows is not suspicious.
 """
 
@@ -28,6 +29,9 @@ LEVEL = 0.02
 """Maximum fraction of correct answers that the domain test may reject."""
 MOST_ROWS = 400
 """Maximum number of stored rows. Half of them, 200 distances, resolve one percent."""
+FAR = 1.5
+"""With too few rows for a test, a query differs if its distance is this many times the largest of the rows.
+Less than one in m + 1 of the correct answers is that far away."""
 DIGITS = 5
 SHRINKAGE = 0.1
 """Weight of the diagonal in the covariance, so that few rows do not make it singular."""
@@ -74,7 +78,7 @@ class Domain:
     def differences(self, signals: Mapping[str, Floats]) -> tuple[str, ...]:
         """Describe how queries differ from the rows.
 
-        If there are too few rows for the level, a query differs if it is farther away than every row.
+        If there are too few rows for the level, a query differs if it is much farther away than every row.
 
         Args:
             signals: Columns of the queries, N each. Columns that only one of the two has are ignored.
@@ -94,12 +98,14 @@ class Domain:
         queries = np.column_stack([np.asarray(signals[name], np.float64) for name in own.columns])
         deviations = _deviations(queries, center, scale, own.columns)
         distances = _distances(deviations, inverse)
-        rank = len(compared) - np.searchsorted(compared, distances, side="left")
-        p = (1 + rank) / (len(compared) + 1)
-        inside = p > max(self.level, 1 / (len(compared) + 1))
+        if self.conclusive:
+            rank = len(compared) - np.searchsorted(compared, distances, side="left")
+            inside, most = (1 + rank) / (len(compared) + 1) > self.level, percent(1 - self.level)
+        else:
+            inside, most = distances <= FAR * compared[-1], "all"
         worst = np.abs(deviations).argmax(axis=1)
         return tuple(
-            "" if good else f"{WORDS[own.columns[column]]} than in {percent(1 - self.level)} of them"
+            "" if good else f"{WORDS[own.columns[column]]} than in {most} of them"
             for good, column in zip(inside, worst.tolist(), strict=True)
         )
 

@@ -33,10 +33,12 @@ from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions, Split, split_queries
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
+from kappaplace.calibration.radius import RadiusModel, fit_radius
 from kappaplace.calibration.risk import RiskRefused, claim, needed_acceptances
-from kappaplace.checks import Bools, Rows, booleans, percent
+from kappaplace.checks import Bools, Floats, Rows, booleans, percent
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.probability import mass_bins
+from kappaplace.retrieval.agreement import AGREEMENT
 from kappaplace.types import Json
 
 EACH_BIN = 20
@@ -44,6 +46,10 @@ EACH_BIN = 20
 FEW_INCORRECT = (
     "Probabilities were fitted on other places, because only {count} of the labelled answers are incorrect. "
     "Label at least {needed} incorrect or out-of-map queries to fit them on this map."
+)
+FEW_CORRECT = (
+    "Answers are not guaranteed yet, because queries that differ from the correctly answered ones cannot be "
+    "detected: {count} labelled queries were answered correctly, and {needed} are needed."
 )
 
 
@@ -110,6 +116,7 @@ def fit_calibration(
     if examples.counterparts and out is not None:  # drift is measured against the in-map queries
         watched = {name: values[~out] for name, values in watched.items()}
         queries = len(np.unique(np.asarray(examples.groups)))
+    domain = fit_domain(examples.domain, right, options.seed) if examples.domain else None
     rule = None
     if options.max_risk is not None:
         part = replace(
@@ -121,6 +128,9 @@ def fit_calibration(
             names=[examples.names[row] for row in parts.threshold.tolist()] if examples.names else (),
         )
         rule = _fit_rule(part, options, options.max_risk, queries)
+        if rule.guaranteed and domain is not None and not domain.conclusive:
+            note = FEW_CORRECT.format(count=len(domain.rows), needed=int(np.ceil(2 / domain.level)))
+            rule = replace(rule, assumptions=(*rule.assumptions, note))
     counts: dict[str, Json] = {
         "queries": queries,
         "right": int(right.sum()),
@@ -142,7 +152,9 @@ def fit_calibration(
         options.outside_rate,
         {**counts, **examples.facts},
         examples.rerank,
-        fit_domain(examples.domain, right, options.seed) if examples.domain else None,
+        domain,
+        radius=_fit_radius(examples, uncertainty, parts, options),
+        agreement=AGREEMENT if examples.rerank else 1,
     )
 
 
@@ -164,10 +176,13 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
         rule = rule_by_probability(options.max_risk, reject, assumptions=(note,))
     columns = [list(examples.scores).index(name) for name in prior.scores]
     features = examples.features.reshape(len(examples.right), -1)[:, columns]
+    uncertainty = prior.uncertainty(features)
+    parts = split_queries(len(features), examples.groups, options.seed, fit_share=options.fit_share)
     return replace(
         prior,
         rule=rule,
-        sketch=Sketch.of({**examples.signals, UNCERTAINTY: prior.uncertainty(features)}),
+        sketch=Sketch.of({**examples.signals, UNCERTAINTY: uncertainty}),
+        radius=_fit_radius(examples, uncertainty, parts, options),
         facts={
             "queries": len(features),
             "right": len(features) - incorrect,
@@ -222,6 +237,30 @@ def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
         both + rate * alone, 1
     )
     return np.flatnonzero((examples.outside == away[group]) & has[0][group])
+
+
+def _fit_radius(
+    examples: Examples, uncertainty: Floats, parts: Split, options: CalibrateOptions
+) -> RadiusModel | None:
+    """Fit the radius of positions, for the expected fraction of out-of-map queries."""
+    if examples.errors is None:
+        return None
+    errors, out, halves = examples.errors, examples.outside, []
+    for rows in parts:
+        rows = rows[np.isfinite(errors[rows, 0])]
+        if out is not None and out[rows].any() and options.outside_rate is not None:
+            groups = None if examples.groups is None else np.asarray(examples.groups)[rows]
+            part = replace(examples, outside=out[rows], groups=groups)
+            rows = rows[_drawn(part, options.outside_rate, options.seed, 1e-4)]
+        halves.append(rows)
+    first, second = halves
+    return fit_radius(
+        (uncertainty[first], uncertainty[second]),
+        (errors[first], errors[second]),
+        examples.limit,
+        options.radius_level,
+        "labels" if examples.labeled else "map",
+    )
 
 
 def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, queries: int) -> DecisionRule:
@@ -285,14 +324,20 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
         if not part.labeled:
             return rule_by_probability(max_risk, options.reject_risk, assumptions=(SELF_CALIBRATED,))
         raise _in_all(refusal, part, rows, options, queries) from None
-    return replace(rule, guaranteed=guaranteed)
+    if part.labeled:
+        return replace(rule, guaranteed=guaranteed)
+    # Without labels, an answer that is less certain than every correct one of the sample is not accepted.
+    surest = float(part.features[rows][part.right[rows]].max(initial=-np.inf))
+    return replace(rule, guaranteed=False, accept_at=min(rule.accept_at, surest))
 
 
 def _in_all(
     refusal: RiskRefused, part: Examples, rows: Rows, options: CalibrateOptions, queries: int
 ) -> RiskRefused:
     """Return the error with the number of labelled queries in both parts, and the label to check."""
-    needed = None if refusal.needed is None else int(np.ceil(refusal.needed / (1 - options.fit_share)))
+    used = 1 - options.fit_share  # of the labelled queries; fewer if their out-of-map queries are too many
+    used *= 1.0 if part.counterparts else len(rows) / len(part.right)
+    needed = None if refusal.needed is None else int(np.ceil(refusal.needed / used))
     max_risk = options.max_risk or 0.0
     subject, advice = claim(max_risk, options.confidence), ["allow a higher risk"]
     if needed is None:

@@ -25,6 +25,7 @@ tests every threshold at its part of the level and holds for any shape of R.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -49,6 +50,15 @@ STARTS = 2
 help."""
 MOST_LABELS = 10_000_000
 """Number of labels above which a message does not state how many are needed."""
+SIMULATIONS = 200
+"""Number of simulated samples that decide whether a number of labels is enough."""
+SUFFICIENT = 0.98
+"""Fraction of the simulated samples that must support the guarantee. It is above 0.9, because the sample only
+estimates how often new queries are incorrect."""
+RESOLVED = 10
+"""Number of queries below which the sample cannot resolve how often the most confident ones are incorrect."""
+SPARE = 1.25
+"""Each number of labels that is tried is this many times the one before. The sample's own was too small."""
 
 EXCHANGEABLE = (
     "Holds for queries that are drawn like the labelled ones and independent of each other (on a route: one "
@@ -164,7 +174,13 @@ def control_risk(
         held &= thresholds < below
     if not held.any():
         first = int(order[int(np.argmax(~right[order]))]) if not right.all() else None
-        raise _refused((accepted, errors), len(scores), first, max_risk, level, confidence)
+        raise _refused(
+            wrong,
+            first,
+            max_risk,
+            confidence,
+            lambda queries: _granted(wrong, queries, max_risk, 1 - confidence - slack, method),
+        )
     last = int(np.flatnonzero(held)[-1])
     count, wrongs = int(accepted[last]), int(errors[last])
     bound = 1.0 if wrongs == count else float(betaincinv(wrongs + 1, count - wrongs, 1 - level))
@@ -272,57 +288,71 @@ def _too_few(queries: int, max_risk: float, confidence: float, needed: int) -> R
 
 
 def _refused(
-    tried: tuple[Rows, Rows], queries: int, row: int | None, max_risk: float, level: float, confidence: float
+    wrong: Rows,
+    row: int | None,
+    max_risk: float,
+    confidence: float,
+    enough: Callable[[int], float],
 ) -> RiskRefused:
-    """Estimate how many queries would be enough if the error rate stayed as it is at the best of the
-    thresholds."""
-    accepted, errors = tried
-    used = accepted > 0
-    count, wrong = accepted[used], errors[used]
-    rates = (wrong + 0.5) / (count + 1)  # half an error more, so that the estimate is on the safe side
-    # The number grows with 1/(gap² · coverage); the exact one is slow, so it is computed for the best only.
-    gain = np.where(rates < max_risk, (max_risk - rates) ** 2 * count, 0.0)
-    guess = np.inf
-    if gain.max(initial=0.0) > 0:
-        best = int(np.argmax(gain))
-        guess = _acceptances_at(float(rates[best]), max_risk, level) * queries / count[best]
-    subject = claim(max_risk, confidence)
-    if guess > MOST_LABELS:
-        lowest = float((wrong / count).min(initial=1.0))
-        return RiskRefused(
-            f"{subject} cannot be guaranteed, because even the most confident queries are incorrect in "
-            f"{percent(lowest)} of the cases. Allow a higher risk or use a better score.",
-            None,
-            row,
-        )
-    # The present number failed, so less than a quarter more would be too optimistic.
-    needed = int(max(np.ceil(guess), np.ceil(1.25 * queries)))
+    """Return the error with the number of queries that would be enough, if new ones are like these.
+
+    Args:
+        wrong: Number of incorrect ones among the 0, 1, …, N most confident queries.
+        row: Row of the most confident incorrect query.
+        max_risk: Maximum fraction of errors among the accepted.
+        confidence: Confidence level of the guarantee.
+        enough: Function that returns how probable the guarantee is with this many queries.
+    """
+    queries = len(wrong) - 1
+    subject, size = claim(max_risk, confidence), float(queries)
+    while (size := SPARE * size) <= MOST_LABELS:
+        needed = int(np.ceil(size))
+        if enough(needed) >= SUFFICIENT:
+            return RiskRefused(
+                f"{subject} cannot be guaranteed from these {queries:,} queries. About {needed:,} would be "
+                "enough, or allow a higher risk.",
+                needed,
+                row,
+            )
+    count = np.arange(min(RESOLVED, queries), queries + 1)
+    lowest = float((wrong[count] / count).min())
+    cause = f"even the most confident queries are incorrect in {percent(lowest)} of the cases"
+    if lowest < max_risk:
+        cause = "too many of the most confident queries are incorrect"
     return RiskRefused(
-        f"{subject} cannot be guaranteed from these {queries:,} queries. About {needed:,} would be enough, "
-        f"or allow a "
-        "higher risk.",
-        needed,
+        f"{subject} cannot be guaranteed, because {cause}. Allow a higher risk or use a better score.",
+        None,
         row,
     )
 
 
-def _acceptances_at(rate: float, max_risk: float, level: float) -> float:
-    """Return the fewest acceptances that pass the test at this error rate; infinite if beyond
-    `MOST_LABELS`."""
+def _granted(wrong: Rows, queries: int, max_risk: float, alpha: float, method: str) -> float:
+    """Return the fraction of simulated samples, with this many queries, for which a threshold passes.
 
-    def passes(count: int) -> bool:
-        return float(_binomial_cdf(np.ceil(rate * count), np.float64(count), max_risk)) <= level
+    At every quantile of the uncertainty, new queries are incorrect as often as those of the sample, which
+    has half an error more, so that the estimate is on the safe side.
 
-    high = 1
-    while not passes(high):
-        high *= 2
-        if high > MOST_LABELS:
-            return np.inf
-    low = high // 2  # fails; because of rounding, the result may be off by a few acceptances
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if passes(middle) else (middle, high)
-    return high
+    Args:
+        wrong: Number of incorrect ones among the 0, 1, …, N most confident queries of the sample.
+        queries: Number of queries per simulated sample.
+        max_risk: Maximum fraction of errors among the accepted.
+        alpha: Level of all tests together.
+        method: A name of `METHODS`.
+    """
+    level, walks = _level(queries, max_risk, alpha, method)
+    ranks = _ranks(_first(queries, max_risk, level, walks == 1), queries)
+    ranks = ranks[_starts(len(ranks), walks)]  # a walk that fails where it begins holds no threshold
+    seen = len(wrong) - 1
+    resolved = ranks * seen >= queries * min(RESOLVED, seen)
+    count = np.arange(seen + 1)
+    errors = np.interp(ranks * (seen / queries), count, wrong + 0.5 * count / seen) * (queries / seen)
+    if not (resolved & (_binomial_cdf(errors, ranks, max_risk) <= level)).any():
+        return 0.0  # not even with the expected number of errors: far from enough
+    trials = np.diff(ranks, prepend=0)
+    rates = np.clip(np.diff(errors, prepend=0.0) / trials, 0.0, 1.0)
+    draws = np.random.default_rng(0).binomial(trials, rates, (SIMULATIONS, len(ranks))).cumsum(axis=1)
+    passes = (_binomial_cdf(draws, ranks, max_risk) <= level) & resolved
+    return float(passes.any(axis=1).mean())
 
 
 def claim(max_risk: float, confidence: float) -> str:

@@ -114,10 +114,11 @@ def calibrate(
 
 
 def _show_calibration(calibration: Calibration, notes: list[str], as_json: bool) -> None:
-    facts, rule = calibration.facts, calibration.rule
+    facts, rule, domain = calibration.facts, calibration.rule, calibration.domain
     promise = [] if rule is None else rule.promise()
     if as_json:
-        guaranteed = rule is not None and rule.guaranteed
+        # As in every answer, see `judge`.
+        guaranteed = rule is not None and rule.guaranteed and domain is not None and domain.conclusive
         answer = {"facts": dict(facts), "promise": promise, "guaranteed": guaranteed, "notes": notes}
         typer.echo(json.dumps(answer))
         return

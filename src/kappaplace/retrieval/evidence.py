@@ -37,7 +37,7 @@ class Evidence:
     matches: Matches
     """Matches of the queries, N×K, best first; ``indices`` are row numbers of references."""
     agreement: Floats | None = None
-    """Fraction of patches that agree with each of the first matches, N×rerank; None if not computed."""
+    """Patch agreement with each of the first matches, N×rerank, in [0, 1]; None if not computed."""
     pool: Matches | None = None
     """More matches, in any order, for the margin. Default: ``matches``."""
     area: Circle | None = None

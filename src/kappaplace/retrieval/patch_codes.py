@@ -34,7 +34,7 @@ CODE_BYTES = 4096
 BYTES_PER_BLOCK = 160
 """Bytes per block of 4×4 cells; more of them change agreements little."""
 SIDE = 4
-CHANNELS = 128
+CHANNELS = 64
 """Number of directions of the channels in a code; weaker ones have no influence on agreements."""
 SAMPLE_IMAGES = 64
 """Number of images that a codebook is fitted on."""

@@ -1,9 +1,7 @@
-"""Patch matching: the fraction of patches in which two images show the same objects in the same arrangement.
+"""Patch matching: re-rank matches by how well the patches of both images agree.
 
-Patches are cells of the encoder's feature maps. Cells of two maps that are mutual nearest neighbors vote for
-the shift between them. The agreement is the fraction of cells that vote for the same shift, within a
-tolerance. This is a geometric check without keypoints or a second network, but it needs the images or stored
-codes.
+Patches are cells of the encoder's feature maps, see `kappaplace.retrieval.agreement`. This is a geometric
+check without keypoints or a second network, but it needs the images or stored codes.
 """
 
 from __future__ import annotations
@@ -15,18 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.agreement import PatchMatches, corresponding_cells
 from kappaplace.retrieval.patch_codes import CODE_BYTES, LocalFeatures, PatchCodebook, learn_patch_codebook
 from kappaplace.retrieval.references import Floats, Queries, References
 from kappaplace.retrieval.references import PatchMaps as PatchMaps
 from kappaplace.types import Matches
 
 Pair = tuple[int, int]
-TOLERANCE = 2  # in cells, because objects at different distances shift by different amounts
 GAIN_IMAGES = 32
 """Number of images on which exact patches are compared with their codes."""
 QUERIES = 16  # queries per step: their maps and the maps of their matches are in memory together
@@ -34,57 +31,58 @@ CACHED_MAPS = 2000
 """Number of feature maps in memory, about 90 KB each. Older ones are computed again from their images."""
 
 
-def patch_agreement(a: Tensor, b: Tensor, tolerance: int = TOLERANCE) -> Tensor:
+def patch_agreement(a: Tensor, b: Tensor) -> Tensor:
     """Compare pairs of feature maps.
 
     Args:
         a: Feature maps B×C×H×W.
         b: Feature maps of the same shape, one for each of ``a``.
-        tolerance: Largest difference of shifts that agree, in cells.
 
     Returns:
-        Fraction of cells that agree, in [0, 1], B.
+        Agreement of each pair in [0, 1], B.
 
     >>> same = torch.randn(1, 8, 5, 5)
-    >>> float(patch_agreement(same, same))
+    >>> round(float(patch_agreement(same, same)), 5)
     1.0
     """
     one, other = LocalFeatures.of(a), LocalFeatures.of(b)
-    return cell_agreement(one.cells, other.cells, one.size, tolerance)
+    return cell_agreement(one.cells, other.cells, one.size)
 
 
-def cell_agreement(a: Tensor, b: Tensor, size: tuple[int, int], tolerance: int = TOLERANCE) -> Tensor:
+def cell_agreement(a: Tensor, b: Tensor, size: tuple[int, int]) -> Tensor:
     """Compare pairs of local features, see `patch_agreement`.
 
     Args:
         a: Unit vectors of the cells, B×HW×d, or 1×HW×d for one image that is compared with all others.
         b: Unit vectors of the cells, B×HW×d.
         size: Height and width of the grid of cells.
-        tolerance: Largest difference of shifts that agree, in cells.
 
     Returns:
-        Fraction of cells that agree, in [0, 1], B.
+        Agreement of each pair in [0, 1], B, on the CPU.
     """
-    (height, width), (count, cells, _) = size, b.shape
-    similarity = a @ b.transpose(1, 2)
-    forth, back = _argmax(similarity, 2), _argmax(similarity, 1)
-    cell = torch.arange(cells, device=b.device)
-    mutual = back.gather(1, forth) == cell
-    down = forth // width - cell // width + height - 1
-    right = forth % width - cell % width + width - 1
-    wide = 2 * width - 1
-    votes = torch.zeros(count, (2 * height - 1) * wide, device=b.device)
-    votes.scatter_add_(1, down * wide + right, mutual.float())
-    plane = votes.view(count, 1, 2 * height - 1, wide)
-    side = 2 * tolerance + 1
-    together = F.avg_pool2d(plane, side, stride=1, padding=tolerance) * side**2
-    return together.amax((1, 2, 3)) / cells
+    return torch.from_numpy(corresponding_cells(a, b, size).agreement())
 
 
-def _argmax(similarity: Tensor, dim: int) -> Tensor:
-    """Return the first largest entry along a dimension; NumPy is several times as fast as torch on a CPU."""
-    on_cpu = similarity.device.type == "cpu"
-    return torch.from_numpy(similarity.numpy().argmax(dim)) if on_cpu else similarity.argmax(dim)
+def patch_matches(query: LocalFeatures, reference: LocalFeatures) -> PatchMatches:
+    """Return the pairs of patches behind the agreement of two images.
+
+    Args:
+        query: Features of the query, one image, in the channels of its feature map.
+        reference: Features of the reference, one image, exact or decoded.
+
+    Returns:
+        The pairs, in the order of the patches of the query.
+
+    Raises:
+        KappaPlaceError: If there is more than one image, or the grids differ.
+    """
+    if len(query.cells) != 1 or len(reference.cells) != 1 or query.size != reference.size:
+        raise KappaPlaceError(
+            f"Patch matches need one query and one reference with the same grid, got {len(query.cells)} "
+            f"queries on {query.size} and {len(reference.cells)} references on {reference.size}."
+        )
+    own = query.within(reference.basis).cells.to(reference.cells)
+    return corresponding_cells(own, reference.cells, query.size).matches()
 
 
 @torch.inference_mode()
@@ -121,7 +119,7 @@ def compare(queries: Queries, references: References, indices: NDArray[np.int64]
         indices: Row numbers of the references to compare, N×K.
 
     Returns:
-        Fraction of cells that agree, N×K.
+        Agreement of each pair, N×K.
     """
     agreement = np.empty(indices.shape)
     rows, local = np.empty(0, np.int64), list[LocalFeatures]()
@@ -219,7 +217,7 @@ class CellCheck:
             matches: Numbers of the earlier frames.
 
         Returns:
-            Fraction of cells that agree with each earlier frame, in [0, 1].
+            Agreement with each earlier frame, in [0, 1].
         """
         missing = [match for match in matches if (number, match) not in self.agreements]
         if missing:

@@ -83,7 +83,7 @@ class ClosingSettings:
     verify: int | None = None
     """Number of top matches to re-rank by patch matching. Default: the value used for calibration."""
     least_agreement: float | None = None
-    """Minimum fraction of patches that agree on the same shift; None disables this check."""
+    """Minimum agreement of patches, in [0, 1]; None disables this check."""
     sigma: float = 3.0
     """Standard deviation of a typical closure in metres: the distance of two images of the same place."""
     sigma_angle: float = 0.1
@@ -243,6 +243,8 @@ class LoopCloser:
 
     def _matches_to_rerank(self) -> int:
         """Return the number of matches to re-rank, which must be the number of the calibration."""
+        if self.calibration is not None:
+            self.calibration.check_patches()
         calibrated = 0 if self.calibration is None else self.calibration.rerank
         if self.settings.verify is None:
             return calibrated

@@ -19,7 +19,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, write_file
 from kappaplace.models import AnyModel, EmbeddingStore
 from kappaplace.progress import track
-from kappaplace.retrieval import Pair, patch_maps_of
+from kappaplace.retrieval import AGREEMENT, Pair, patch_maps_of
 from kappaplace.slam.drive_files import DriveInput, write_g2o, write_json_lines, write_tum
 from kappaplace.slam.evaluation import TrajectoryError, load_evo, trajectory_error
 from kappaplace.slam.graph_factors import Kernel, OdometryNoise, kernel_named, load_gtsam
@@ -157,7 +157,7 @@ def run_slam(
                 "Check that the trajectory and the images use the same clock."
             )
     out = make_folder(out)
-    stamp = sha256("\n".join([model.fingerprint, *_stamps(drive)]).encode()).hexdigest()
+    stamp = sha256("\n".join([model.fingerprint, str(AGREEMENT), *_stamps(drive)]).encode()).hexdigest()
     closer = LoopCloser(
         calibration,
         options.closing,

@@ -64,7 +64,7 @@ class Closure:
     weight: float = 1.0
     """Information relative to a typical match; ``sigma`` already includes it."""
     agreement: float | None = None
-    """Fraction of patches that agree on the same shift, in [0, 1]; None if patches were not matched."""
+    """Agreement of the patches of both frames, in [0, 1]; None if patches were not matched."""
 
     @property
     def information(self) -> NDArray[np.float64]:
