@@ -115,7 +115,7 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
+        options: dict[str, Json] = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
         options |= {"max_risk": max_risk, "heading": heading}
         return localization_of(self._post("/v1/localize", [image], options, map))
 
@@ -151,7 +151,7 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
+        options: dict[str, Json] = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
         options |= {"max_risk": max_risk, "heading": heading}
         answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
         return [localization_of(answer) for answer in answers]

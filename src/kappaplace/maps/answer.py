@@ -26,7 +26,6 @@ from kappaplace.types import Json
 
 SAME_VIEW = 60.0
 """Matches count as facing the same direction if their headings differ by at most this, in degrees."""
-RADIUS_FIELDS = ("radius", "radius_level", "radius_source", "covariance", "far")
 Cell: TypeAlias = "str | float | None"
 
 
@@ -213,8 +212,8 @@ def with_pose(answer: Localization, pose: Pose | None) -> Localization:
         The answer with the pose.
     """
     if pose is None:
-        unknown: dict[str, None] = dict.fromkeys(("latitude", "longitude", *RADIUS_FIELDS))
-        return replace(answer, pose=None, **unknown)
+        unknown = replace(answer, pose=None, latitude=None, longitude=None, covariance=None, far=None)
+        return replace(unknown, radius=None, radius_level=None, radius_source=None)
     degrees = unproject(np.array([[pose.x, pose.y]]), answer.frame)
     latitude, longitude = (float(value[0]) if np.isfinite(value[0]) else None for value in degrees)
     return replace(answer, pose=pose, latitude=latitude, longitude=longitude)

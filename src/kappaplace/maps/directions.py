@@ -108,16 +108,15 @@ def directions_of(store: MapStore) -> Directions:
     np.add.at(counts, (cell.reshape(-1), sectors_of(known[:, 2])), 1)
     middle = (corners[:, ::-1] + 0.5) * size
     latitude, longitude = unproject(middle, store.manifest.frame)
+    columns = zip(middle.tolist(), latitude.tolist(), longitude.tolist(), counts.tolist(), strict=True)
     cells = tuple(
-        CellDirections(x, y, *(value if np.isfinite(value) else None for value in degrees), tuple(row))
-        for (x, y), degrees, row in zip(
-            middle.tolist(),
-            zip(latitude.tolist(), longitude.tolist(), strict=True),
-            counts.tolist(),
-            strict=True,
-        )
+        CellDirections(x, y, _known(north), _known(east), tuple(row)) for (x, y), north, east, row in columns
     )
     return Directions(len(known), len(poses) - len(known), size, cells)
+
+
+def _known(degrees: float) -> float | None:
+    return degrees if np.isfinite(degrees) else None
 
 
 def direction_note(references: MapReferences, area: Circle, heading: float) -> str:
