@@ -293,3 +293,17 @@ def test_idle_sessions_start_again(opened, monkeypatch):
     now = states.of("c")
     monkeypatch.setattr(sessions, "IDLE_SECONDS", -1.0)
     assert states.of("c") is not now
+
+
+def test_evidence_is_returned_on_request(
+    client: TestClient, opened: PlaceMap, query_files: list[Path]
+) -> None:
+    data = query_files[0].read_bytes()
+    answer = client.post(
+        "/v1/localize?evidence=true", content=data, headers={"content-type": "image/png"}
+    ).json()
+    direct = opened.match_evidence(str(query_files[0]), answer["matches"][0]["reference"])
+    expected = np.column_stack([direct.query, direct.reference, direct.weights])
+    assert np.array(answer["evidence"]) == pytest.approx(expected, abs=1e-3)
+    plain = client.post("/v1/localize", files={"image": ("q.png", data)}).json()
+    assert plain["evidence"] is None

@@ -46,9 +46,16 @@ if TYPE_CHECKING:
     from kappaplace.maps.options import LocalizeOptions as LocalizeOptions
     from kappaplace.maps.options import OnError as OnError
     from kappaplace.maps.options import Order as Order
+    from kappaplace.maps.options import PairOptions as PairOptions
     from kappaplace.maps.options import Patches as Patches
     from kappaplace.maps.options import SequenceOptions as SequenceOptions
     from kappaplace.maps.options import area_of as area_of
+    from kappaplace.maps.pairs import PairAnswer as PairAnswer
+    from kappaplace.maps.pairs import calibrate_pairs as calibrate_pairs
+    from kappaplace.maps.pairs import compare_pairs as compare_pairs
+    from kappaplace.maps.pairs import pair_probability as pair_probability
+    from kappaplace.maps.pairs import read_pairs as read_pairs
+    from kappaplace.maps.pairs import save_answers as save_answers
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
     from kappaplace.maps.positions import check_positions_file as check_positions_file
     from kappaplace.maps.positions import write_positions as write_positions

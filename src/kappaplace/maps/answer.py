@@ -337,12 +337,7 @@ def write_pairs(answers: Sequence[Localization], file: str | Path, *, least: flo
         for m in answer.matches:
             if m.probability is not None and m.probability < least:
                 continue
-            for name in (answer.query, m.name):
-                if not name or name.split() != [name]:
-                    raise KappaPlaceError(
-                        f"Image names for hloc must not contain spaces, got {name!r}. Rename the image."
-                    )
-            pair, probability = f"{answer.query} {m.name}", m.probability
+            pair, probability = pair_line(answer.query, m.name), m.probability
             plain.append(f"{pair}\n")
             number = "nan" if probability is None else f"{probability:.6f}"
             scored.append(f"{pair} {number} {m.similarity:.6f}\n")
@@ -351,6 +346,16 @@ def write_pairs(answers: Sequence[Localization], file: str | Path, *, least: flo
         data = "".join(lines).encode("utf-8", "surrogateescape")  # names of image files need not be UTF-8
         write_file(path, data)
     return scores
+
+
+def pair_line(first: str, second: str) -> str:
+    """Return a line of a list of pairs for hloc or COLMAP; raise an error if a name contains a space."""
+    for name in (first, second):
+        if not name or name.split() != [name]:
+            raise KappaPlaceError(
+                f"Image names for hloc must not contain spaces, got {name!r}. Rename the image."
+            )
+    return f"{first} {second}"
 
 
 class DecidedAnswer(NamedTuple):

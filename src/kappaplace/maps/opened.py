@@ -41,7 +41,10 @@ from kappaplace.maps.tune.monitor import drift_note
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import as_sources, embed_images, patch_maps_of
 from kappaplace.retrieval import Circle, EngineOptions, open_search
+from kappaplace.retrieval.agreement import PatchMatches
 from kappaplace.retrieval.columns import COARSE
+from kappaplace.retrieval.patch_codes import LocalFeatures
+from kappaplace.retrieval.patches import patch_matches
 from kappaplace.retrieval.references import Queries, draw
 from kappaplace.types import Embeddings, Json
 
@@ -456,6 +459,27 @@ class OpenMap:
         if not answers:
             raise KappaPlaceError("The sequence to localize is empty. Pass at least one image.")
         return answers if causal else follower.fuse(answers, np.stack(descriptors))
+
+    def match_evidence(
+        self, query: Source, reference: int, patches: NDArray[np.float16] | None = None
+    ) -> PatchMatches:
+        """Return the patches of a query that agree with a reference: the evidence behind a match.
+
+        Args:
+            query: Image of the query.
+            reference: Number of the reference in the map.
+            patches: Feature map of the query, 1×C×H×W. Default: computed from the image.
+
+        Returns:
+            The pairs of patches.
+
+        Raises:
+            KappaPlaceError: If the model has no patch maps, or patches of the reference are neither stored
+                nor can be computed.
+        """
+        maps = self._patch_maps([query]) if patches is None else torch.from_numpy(patches)
+        other = self.references.local(np.array([reference]))
+        return patch_matches(LocalFeatures.of(maps.to(other.cells.device)), other)
 
     def _another_model(self) -> KappaPlaceError:
         """Return the error for embeddings of the previous model of the map."""

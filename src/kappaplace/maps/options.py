@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, SupportsFloat
 
 from kappaplace.checks import check_compared, checked_seed, choice, share, within
@@ -289,3 +290,27 @@ class GeotagOptions:
         check_compared(self.rerank or 0)
         if self.max_risk is not None:
             share(self.max_risk, "risk")
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Options for comparing pairs of images.
+
+    Raises:
+        KappaPlaceError: If a value is out of range.
+    """
+
+    same_rate: Annotated[
+        float, Help("Expected fraction of the pairs that show the same place; all others look alike.")
+    ] = 0.5
+    calibration: Annotated[
+        Path | None, Help("Calibration of pairs, written with --fit. Default: the shipped calibration.")
+    ] = None
+    batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
+    device: Annotated[str, Help("Device: cpu, cuda, cuda:1 or mps. Default: the first GPU, or cpu.")] = ""
+    evidence: bool = False
+    """Whether to return the pairs of patches that agree."""
+
+    def __post_init__(self) -> None:
+        share(self.same_rate, "same_rate")
+        within(self.batch_size, "batch_size", 1)

@@ -76,6 +76,9 @@ class Options(Body):
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
     session: Session | None = None
+    evidence: bool = Field(
+        False, description="Whether to return the patches that agree with the best match, for a drawing."
+    )
     map: MapName | None = None
 
     @model_validator(mode="after")
@@ -206,6 +209,9 @@ class LocalizationOut(Out):
     notes: list[str]
     seconds: dict[str, float]
     calibration: str
+    evidence: list[list[float]] | None = None
+    """Patches of the query that agree with the best match: x and y in the query, x and y in the match (from
+    0 to 1), and a weight. null unless requested, or if the map has no patches."""
 
 
 class BatchOut(Out):

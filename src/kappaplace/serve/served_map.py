@@ -72,6 +72,8 @@ class Answer(NamedTuple):
     """The decided localization; None if the image was only embedded."""
     version: int
     """Version of the map that answered."""
+    evidence: list[list[float]] | None = None
+    """Patches that agree with the best match; None unless requested."""
 
 
 class ServedMap:
@@ -189,7 +191,11 @@ class ServedMap:
             for row, localization in zip(rows, localizations, strict=True):
                 request = jobs[row].options
                 max_risk = None if request is None else request.max_risk
-                answers[row] = Answer(embeddings.take(row), self._decide(localization, max_risk), version)
+                decided = self._decide(localization, max_risk)
+                evidence = None
+                if request is not None and request.evidence:
+                    evidence = self._evidence(jobs[row].image, embeddings.take([row]), localization)
+                answers[row] = Answer(embeddings.take(row), decided, version, evidence)
         return self._fused(jobs, answers)
 
     def _fused(self, jobs: Sequence[Job], answers: list[Answer]) -> list[Answer]:
@@ -197,12 +203,24 @@ class ServedMap:
         names = {row: job.options.session for row, job in enumerate(jobs) if job.options is not None}
         followers = {row: self._sessions.of(name) for row, name in names.items() if name is not None}
         for row, follower in followers.items():
-            embedding, decided, version = answers[row]
+            embedding, decided, version, evidence = answers[row]
             assert decided is not None  # every job with options is decided
             fused = follower.add(decided.answer, embedding.descriptor)
             risk = 1 - follower.rule.accept_at
-            answers[row] = Answer(embedding, DecidedAnswer(fused, risk, False), version)
+            answers[row] = Answer(embedding, DecidedAnswer(fused, risk, False), version, evidence)
         return answers
+
+    def _evidence(
+        self, image: Image.Image, embeddings: Embeddings, answer: Localization
+    ) -> list[list[float]] | None:
+        """Return the patches that agree with the best match; None if the map or the model has no patches."""
+        if not answer.matches:
+            return None
+        try:
+            matches = self.map.match_evidence(image, answer.matches[0].reference, embeddings.patches)
+        except KappaPlaceError:
+            return None
+        return np.column_stack([matches.query, matches.reference, matches.weights]).round(4).tolist()
 
     def _embed(self, images: list[Image.Image], patches: bool) -> Embeddings:
         """Embed images that already have their final size; only their values are normalized here."""
@@ -411,6 +429,7 @@ def localization(answer: Answer, served: ServedMap) -> dict[str, Json]:
         "max_risk": result.max_risk,
         "guaranteed": result.guaranteed,
         **values,
+        "evidence": answer.evidence,
     }
 
 
