@@ -5,7 +5,7 @@ python benchmarks/patch_codes.py --data DATA --speed --csv results/patch_codes_s
 python benchmarks/patch_codes.py --csv results/patch_codes.csv --plot docs/assets/patch-candidates.png
 
 The first command compares kinds of codes on the test parts of the public datasets
-(benchmarks/real/README.md), with 10 to 100 candidates, and a decision per query whether to re-rank. The
+(benchmarks/real/README.md), with 10 to 50 candidates, and a decision per query whether to re-rank. The
 second measures the time of a query with and without re-ranking in one run. The third draws the results of
 the first. Codes, agreement and number of candidates were chosen on the validation parts (--validation).
 """
@@ -37,9 +37,9 @@ from kappaplace.retrieval.patch_codes import SAMPLE_IMAGES, LocalFeatures, Patch
 from kappaplace.retrieval.patches import cell_agreement, learn_codes
 from record import DEVICE, Option, log_row, parse_options, stored_embeddings
 
-DEPTHS = (10, 20, 50, 100)
+DEPTHS = (10, 20, 50)
 BYTES = {"compact": 4096, "2 KiB": 2048}
-REACH = {"exact": 2, "compact": 4, "2 KiB": 1}
+REACH = {"exact": 1, "compact": 3, "2 KiB": 1}
 """Number of depths that are measured for each kind."""
 Floats = NDArray[np.float64]
 

@@ -15,6 +15,7 @@ of another place.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +31,9 @@ from kappaplace.data.poses import between
 from kappaplace.metrics import auroc
 from kappaplace.retrieval.evidence import Evidence, retrieve
 from kappaplace.retrieval.references import ArrayReferences, Queries
+from kappaplace.slam import HistogramFilter, PoseMotion, RouteMotion, place_matrix
 from kappaplace.slam.calibrate import WITH_KAPPA
 from kappaplace.slam.evaluation import same_place
-from kappaplace.slam.sequence import HistogramFilter, PoseMotion, RouteMotion, average_scores, place_matrix
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import SCORES
 from kappaplace_city import SyntheticCity
@@ -171,6 +172,35 @@ def evaluated(route: Route, calibration: Calibration) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def average_scores(
+    similarities: np.ndarray, length: int, speeds: Sequence[float] = (0.8, 0.9, 1.0, 1.1, 1.2)
+) -> np.ndarray:
+    """Average similarities along the best straight line of a route (SeqSLAM).
+
+    Lines of the first queries are shorter; lines that would leave the map stay at its first frame.
+
+    Args:
+        similarities: Similarities of queries and map frames in order, N×R.
+        length: Number of queries per line.
+        speeds: Map frames per query frame.
+
+    Returns:
+        Mean similarity along the best line that ends at each query and map frame, N×R.
+    """
+    values = np.asarray(similarities, np.float64)
+    queries, references = values.shape
+    columns = np.arange(references)
+    best = np.full(values.shape, -np.inf)
+    for speed in speeds if length > 1 else speeds[:1]:
+        total, used = np.zeros_like(values), np.zeros((queries, 1))
+        for back in range(length):
+            shifted = np.maximum(columns - round(back * speed), 0)
+            total[back:] += values[: queries - back][:, shifted]
+            used[back:] += 1
+        best = np.maximum(best, total / used)
+    return best
 
 
 def _average(route: Route, similarity: np.ndarray, candidates: np.ndarray, length: int) -> dict[str, float]:

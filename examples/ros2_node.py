@@ -1,11 +1,16 @@
-"""Loop closures as a ROS 2 node: images and odometry in, one JSON message per proposed closure out.
+"""A ROS 2 node: loop closures from images and odometry, or the position of a camera in a map.
 
     python examples/ros2_node.py --ros-args -p model:=runs/pt/model -p calibration:=closures.json \\
         -r image:=/camera/image_raw -r odometry:=/odom
 
-Publishes `closures` (std_msgs/String): query_time, match_time, probability, accepted, relative, sigma and
-the other fields of `kappaplace.slam.Closure`. `ClosureStream` does the work and does not need ROS: import it
-for any other middleware. Only `main` imports ROS.
+    python examples/ros2_node.py --ros-args -p map:=town.map -r image:=/camera/image_raw
+
+Without a map it publishes `closures` (std_msgs/String): query_time, match_time, probability, accepted,
+relative, sigma and the other fields of `kappaplace.slam.Closure`. With a map it fuses the images as a
+sequence. It publishes accepted positions as /kappaplace/fix (sensor_msgs/NavSatFix), or /kappaplace/pose
+(geometry_msgs/PoseWithCovarianceStamped) if the map has no latitude and longitude. /diagnostics reports every
+image, with the reason if it is not accepted. `kappaplace localize --sequence BAG --out poses.mcap` writes the
+same messages. `ClosureStream` and `MapStream` do the work without ROS; only `main` imports it.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +33,7 @@ from kappaplace.data import (
     pose_positions,
 )
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import TOPICS, PlaceMap, Stamped, ros_messages
 from kappaplace.models import load_model
 from kappaplace.retrieval import patch_maps_of
 from kappaplace.slam import ClosingSettings, Closure, Frame, LoopCloser, calibration_for, closure_message
@@ -114,6 +121,36 @@ class ClosureStream:
         return {**closure_message(closure), **times}
 
 
+class MapStream:
+    """Localizes images in a map, each with the help of those before it."""
+
+    def __init__(self, place_map: PlaceMap, types: Callable[[str], Any], every: float = 1.0) -> None:
+        """Start a stream.
+
+        Args:
+            place_map: A calibrated map.
+            types: Function that returns the class of a message by its name, such as `ros_type`.
+            every: Minimum time between images in seconds; images in between are ignored.
+        """
+        self.map, self.types, self.every = place_map, types, every
+        self._follower = place_map.follow()
+        self._last = -float("inf")
+
+    def on_image(self, time: float, image: Source) -> list[Stamped]:
+        """Localize an image and return the messages to publish."""
+        if time - self._last < self.every:
+            return []
+        self._last = time
+        (answer,) = self.map.localize_sequence([image], follower=self._follower)
+        return ros_messages(answer, time, self.types, self.map.manifest.radius)
+
+
+def ros_type(name: str) -> Any:
+    """Return the class of a message by its name, such as ``sensor_msgs/msg/NavSatFix``."""
+    package, _, kind = name.split("/")
+    return getattr(import_module(f"{package}.msg"), kind)
+
+
 def make_stream(
     model: str, calibration: str = "", *, max_risk: float = 0.01, every: float = 1.0
 ) -> ClosureStream:
@@ -151,29 +188,52 @@ def on_odometry(stream: ClosureStream, message: Any) -> list[str]:
 def main() -> None:
     """Run the node until ROS shuts down."""
     import rclpy
-    from nav_msgs.msg import Odometry
     from rclpy.node import Node
     from rclpy.qos import qos_profile_sensor_data
-    from sensor_msgs.msg import Image
-    from std_msgs.msg import String
 
     rclpy.init()
-    node = Node("kappaplace_closures")
-    defaults = {"model": "", "calibration": "", "max_risk": 0.01, "every": 1.0}
+    node = Node("kappaplace")
+    defaults = {"map": "", "model": "", "calibration": "", "max_risk": 0.01, "every": 1.0}
     for name, default in defaults.items():
         node.declare_parameter(name, default)
-    stream = make_stream(**{name: node.get_parameter(name).value for name in defaults})
-    publisher = node.create_publisher(String, "closures", 10)
+    values = {name: node.get_parameter(name).value for name in defaults}
+    place_map = values.pop("map")
+    if place_map:
+        localizing(
+            node, MapStream(PlaceMap.open(place_map), ros_type, values["every"]), qos_profile_sensor_data
+        )
+    else:
+        closing(node, make_stream(**values), qos_profile_sensor_data)
+    try:
+        rclpy.spin(node)
+    finally:
+        node.destroy_node()
+        rclpy.try_shutdown()
+
+
+def localizing(node: Any, stream: MapStream, images: Any) -> None:
+    """Publish positions and diagnostics of the images of a node."""
+    publishers = {kind: node.create_publisher(ros_type(kind), topic, 10) for kind, topic in TOPICS.items()}
+
+    def on_image(message: Any) -> None:
+        for each in stream.on_image(seconds(message.header.stamp), image_of_message(message)):
+            publishers[each.kind].publish(each.message)
+
+    node.create_subscription(ros_type("sensor_msgs/msg/Image"), "image", on_image, images)
+
+
+def closing(node: Any, stream: ClosureStream, images: Any) -> None:
+    """Publish closures of the images and odometry of a node."""
+    text = ros_type("std_msgs/msg/String")
+    publisher = node.create_publisher(text, "closures", 10)
 
     def publish(texts: list[str]) -> None:
-        for text in texts:
-            publisher.publish(String(data=text))
+        for each in texts:
+            publisher.publish(text(data=each))
 
-    node.create_subscription(
-        Image, "image", lambda message: publish(on_image(stream, message)), qos_profile_sensor_data
-    )
-    node.create_subscription(Odometry, "odometry", lambda message: publish(on_odometry(stream, message)), 50)
-    rclpy.spin(node)
+    image, odometry = ros_type("sensor_msgs/msg/Image"), ros_type("nav_msgs/msg/Odometry")
+    node.create_subscription(image, "image", lambda message: publish(on_image(stream, message)), images)
+    node.create_subscription(odometry, "odometry", lambda message: publish(on_odometry(stream, message)), 50)
 
 
 if __name__ == "__main__":

@@ -126,3 +126,13 @@ def test_what_is_no_service_is_told_in_a_sentence(serve: Serve) -> None:
         Client(url).maps()
     with pytest.raises(KappaPlaceError, match="at least one image"):
         Client(url).localize_batch([])
+
+
+def test_a_sequence_is_sent_with_its_session(serve: Serve) -> None:
+    url, requests = serve((200, {}, b'{"answers": []}'))
+    assert Client(url, map="town").localize_sequence([b"one", b"two"], "bus-7", k=3) == []
+    path, _, body = requests[0]
+    assert path == "/v1/localize/batch"
+    for name, value in {"session": "bus-7", "k": "3", "map": "town"}.items():
+        assert f'name="{name}"\r\n\r\n{value}\r\n'.encode() in body
+    assert body.index(b"one") < body.index(b"two")

@@ -19,7 +19,7 @@ from kappaplace.uncertainty import match_score
 PUBLIC = """
     load_model list_models save_model PlaceModel FrozenEncoder PlaceImages Neighborhood Preprocessing
     Embeddings Matches Evidence retrieve score list_scores Calibration fit_calibration PlaceMap Localization
-    geotag train evaluate compare audit vmf SyntheticCity Client KappaPlaceError __version__
+    geotag pair_probability train evaluate compare audit vmf SyntheticCity Client KappaPlaceError __version__
 """
 DOCUMENTED = {
     "calibration.calibrators": "",

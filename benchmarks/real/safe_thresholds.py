@@ -130,7 +130,7 @@ def cells(blocks: dict[tuple[str, str], Block]) -> Rows:
             means = {key: float(np.mean([float(row[key]) for row in part])) for key in results}
             rows += [*part, {"method": title, "risk": risk, "set": "all", **means, **counts}]
             print(f"{title}, {risk:g}: valid {counts['valid']}, accepted {means['accepted share']:.3f}")
-    return [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    return [{k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
 
 
 def plot(rows: Rows) -> plt.Figure:

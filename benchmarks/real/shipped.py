@@ -206,7 +206,7 @@ def _save(axis: plt.Axes, names: list[str], label: str, file: Path) -> None:
 
 
 def save(file: Path, rows: list[Row]) -> None:
-    save_rows(file, [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in rows])
+    save_rows(file, [{k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows])
 
 
 def main() -> None:

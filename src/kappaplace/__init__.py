@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kappaplace.maps import Localization as Localization
     from kappaplace.maps import PlaceMap as PlaceMap
     from kappaplace.maps import geotag as geotag
+    from kappaplace.maps import pair_probability as pair_probability
     from kappaplace.models import FrozenEncoder as FrozenEncoder
     from kappaplace.models import PlaceModel as PlaceModel
     from kappaplace.models import list_models as list_models

@@ -93,6 +93,7 @@ class Client:
         order: str = "similarity",
         rerank: int | None = None,
         max_risk: float | None = None,
+        heading: float | None = None,
         map: str | None = None,
     ) -> Localization:
         """Estimate where an image was taken.
@@ -100,10 +101,12 @@ class Client:
         Args:
             image: A path, the bytes of a file, a NumPy array or a Pillow image.
             k: Number of matches.
-            area: Search only this circle: x, y and radius in metres of the map's frame.
+            area: Search only this circle: x, y and radius in metres of the map's frame, or latitude,
+                longitude (degrees) and radius (metres).
             order: Order of the matches: "similarity" or "probability".
             rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
             max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
+            heading: Direction of view in degrees clockwise from north, if it is known.
             map: Name of the map. Default: the map of the client.
 
         Returns:
@@ -112,7 +115,8 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank, "max_risk": max_risk}
+        options: dict[str, Json] = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
+        options |= {"max_risk": max_risk, "heading": heading}
         return localization_of(self._post("/v1/localize", [image], options, map))
 
     @renamed(near="area")
@@ -125,6 +129,7 @@ class Client:
         order: str = "similarity",
         rerank: int | None = None,
         max_risk: float | None = None,
+        heading: float | None = None,
         map: str | None = None,
     ) -> list[Localization]:
         """Estimate where several images were taken.
@@ -132,10 +137,12 @@ class Client:
         Args:
             images: Paths, bytes of files, NumPy arrays or Pillow images.
             k: Number of matches per image.
-            area: Search only this circle: x, y and radius in metres of the map's frame.
+            area: Search only this circle: x, y and radius in metres of the map's frame, or latitude,
+                longitude (degrees) and radius (metres).
             order: Order of the matches: "similarity" or "probability".
             rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
             max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
+            heading: Direction of view in degrees clockwise from north, if it is known.
             map: Name of the map. Default: the map of the client.
 
         Returns:
@@ -144,7 +151,36 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank, "max_risk": max_risk}
+        options: dict[str, Json] = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
+        options |= {"max_risk": max_risk, "heading": heading}
+        answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
+        return [localization_of(answer) for answer in answers]
+
+    def localize_sequence(
+        self,
+        images: Iterable[Source],
+        session: str,
+        k: int = 10,
+        *,
+        rerank: int | None = None,
+        map: str | None = None,
+    ) -> list[Localization]:
+        """Estimate where the next images of a camera were taken, each with the help of those before it.
+
+        Args:
+            images: Paths, bytes of files, NumPy arrays or Pillow images, in their order.
+            session: Id of the camera: letters, digits, - and _. Choose one that no other client uses.
+            k: Number of matches per image.
+            rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            One answer per image, in the same order. No risk is guaranteed.
+
+        Raises:
+            ServiceError: If the service rejects the request.
+        """
+        options: dict[str, Json] = {"k": k, "rerank": rerank, "session": session}
         answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
         return [localization_of(answer) for answer in answers]
 
@@ -172,6 +208,8 @@ class Client:
         *,
         x: float | None = None,
         y: float | None = None,
+        latitude: float | None = None,
+        longitude: float | None = None,
         heading: float | None = None,
         time: float | None = None,
         map: str | None = None,
@@ -182,6 +220,8 @@ class Client:
             image: A path, the bytes of a file, a NumPy array or a Pillow image.
             x: Position along east in metres of the map's frame. Default: unknown.
             y: Position along north in metres.
+            latitude: Degrees north (WGS 84), instead of x and y.
+            longitude: Degrees east.
             heading: Direction of view in degrees clockwise from north.
             time: Seconds since 1970.
             map: Name of the map. Default: the map of the client.
@@ -190,6 +230,7 @@ class Client:
             Name and number of the reference, and whether it is new.
         """
         pose: dict[str, Json] = {"x": x, "y": y, "heading": heading, "time": time}
+        pose |= {"latitude": latitude, "longitude": longitude}
         return self._post("/v1/references", [image], pose, map)
 
     def maps(self) -> list[str]:
@@ -307,6 +348,7 @@ def localization_of(answer: Mapping[str, Any]) -> Localization:
         "matches": tuple(_record(Match, {**match, "image": ""}) for match in answer["matches"]),
         "signals": {name: _number(value) for name, value in answer["signals"].items()},
         "notes": tuple(answer["notes"]),
+        "covariance": None if (rows := answer.get("covariance")) is None else tuple(map(tuple, rows)),
     }
     return _record(Localization, {**answer, **parts})
 

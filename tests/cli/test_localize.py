@@ -71,9 +71,10 @@ def test_files_of_something_else_are_refused(kappaplace, world, tmp_path):  # no
     (tmp_path / "own.csv").write_text("a,b\n1,2\n")
     assert "not a file of answers" in kappaplace(*words, tmp_path / "own.csv", code=BAD_INPUT)
     kappaplace(*words, tmp_path / "a.csv")
-    other = (tmp_path / "a.csv").read_text().splitlines(keepends=True)
-    changed = [row.rsplit(",", 1)[0] + ",x\n" for row in other[1:]]
-    (tmp_path / "a.csv").write_text("".join([other[0], *changed]))
+    rows = [line.split(",") for line in (tmp_path / "a.csv").read_text().splitlines()]
+    for row in rows[1:]:
+        row[rows[0].index("calibration")] = "x"
+    (tmp_path / "a.csv").write_text("".join(",".join(row) + "\n" for row in rows))
     assert "another calibration" in kappaplace(*words, tmp_path / "a.csv", code=BAD_INPUT)
     assert (tmp_path / "own.csv").read_text() == "a,b\n1,2\n"
 
@@ -96,3 +97,59 @@ def test_the_flag_of_before_names_the_order(words):
     result = CliRunner().invoke(app, ["localize", "town.map", "x.jpg", *words])
     assert result.exit_code == BAD_INPUT
     assert "--order probability" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_sequence_is_localized_together(kappaplace, world, tmp_path):  # noqa: F811
+    words = ("localize", world / "town.map", "--sequence", world / "asked", "--rerank", 0)
+    output = kappaplace(*words, "--csv", tmp_path / "a.csv", "--out", tmp_path / "poses.mcap", "--step", 20)
+    assert len([line for line in output.splitlines() if "Best match" in line]) == 7  # one image is broken
+    assert "fused with those" in output.replace("\n", " ")
+    assert len({row.split(",")[0] for row in (tmp_path / "a.csv").read_text().splitlines()[1:]}) == 7
+    assert (tmp_path / "poses.mcap").stat().st_size > 0
+    assert "cannot resume" in kappaplace(*words, "--csv", tmp_path / "a.csv", code=BAD_INPUT)
+    assert "is not an image" in kappaplace(*words, "--on-error", "stop", code=BAD_INPUT)
+    assert ".mcap" in kappaplace(*words, "--out", tmp_path / "poses.txt", code=BAD_INPUT)
+
+
+def test_a_video_is_localized_as_a_sequence(kappaplace, world, tmp_path):  # noqa: F811
+    cv2 = pytest.importorskip("cv2")
+    files = [file for row, file in enumerate(sorted((world / "asked").iterdir())) if row != 4]
+    writer = cv2.VideoWriter(str(tmp_path / "walk.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 2.0, (32, 32))
+    for file in files:
+        writer.write(cv2.imread(str(file)))
+    writer.release()
+    words = ("localize", world / "town.map", "--sequence", tmp_path / "walk.avi", "--every", 1, "--json")
+    answers = [json.loads(line) for line in kappaplace(*words).splitlines() if line.startswith("{")]
+    assert [answer["query"] for answer in answers] == [f"walk.avi/{row:07d}" for row in (0, 2, 4, 6)]
+    assert all(answer["guaranteed"] is False for answer in answers)
+
+
+def test_positions_are_written_by_the_suffix(kappaplace, world, tmp_path):  # noqa: F811
+    words = ("localize", world / "town.map", world / "asked")
+    kappaplace(*words, "--out", tmp_path / "a.geojson")
+    kappaplace(*words, "--out", tmp_path / "a.gpx")
+    points = [each["geometry"] for each in json.loads((tmp_path / "a.geojson").read_text())["features"]]
+    assert len(points) == 7
+    assert (tmp_path / "a.gpx").read_text().count("<wpt ") == sum(point is not None for point in points)
+    kappaplace(*words, "--out", tmp_path / "a.csv")
+    kappaplace(*words, "--csv", tmp_path / "b.csv")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+    assert "one of these suffixes" in kappaplace(*words, "--out", tmp_path / "a.shp", code=BAD_INPUT)
+
+
+def test_an_area_may_end_with_its_unit(kappaplace, world):  # noqa: F811
+    town_map = PlaceMap.open(world / "town.map")
+    x, y = town_map.store.positions[3].tolist()
+    latitude, longitude = (
+        float(value[0]) for value in unproject(town_map.store.positions[3:4], "EPSG:32610")
+    )
+    one = next(iter(sorted((world / "asked").iterdir())))
+    answers = [
+        json.loads(kappaplace("localize", world / "town.map", one, "--json", "-k", 50, "--area", area))
+        for area in (f"{x},{y},30", f"{latitude:.8f},{longitude:.8f},30m")
+    ]
+    assert answers[0]["matches"] == answers[1]["matches"] != []
+    circle = (latitude, longitude, 30.0)
+    assert [m.name for m in town_map.localize(str(one), k=50, area=circle).matches] == [
+        m["name"] for m in answers[0]["matches"]
+    ]

@@ -10,6 +10,7 @@ import pytest
 
 from kappaplace.cli.localize import _show, _show_end, bar
 from kappaplace.cli.main import BAD_INPUT, main
+from kappaplace.maps import PlaceMap
 from kappaplace.maps.answer import Localization, Match
 from kappaplace.models.checkpoint import save_model
 from tests.maps.conftest import town, town_folder  # noqa: F401  # fixtures
@@ -143,3 +144,17 @@ def test_names_have_room_beside_long_numbers(capsys, monkeypatch):
     row = r"^10 a/00000031.jpg 550745.0 4180010.0 0.986 +1029 0.00049 ██░░░░ 0.26 +doubtful"
     assert re.search(row, output, re.M), output
     assert "Search exact: all are compared." in output
+
+
+def test_info_shows_where_the_map_looks(kappaplace, town, tiny, tmp_path):  # noqa: F811
+    seen = PlaceMap.build(town.references, tmp_path / "m", tiny).directions()
+    lines = kappaplace("map", "info", tmp_path / "m").splitlines()
+    assert f"  directions  {seen.sentence}" in lines
+    lines = kappaplace("map", "info", tmp_path / "m", "--directions").splitlines()[-len(seen.cells) :]
+    for cell, line in zip(seen.cells, lines, strict=True):
+        assert line.split()[:2] == [f"{cell.latitude:.5f},", f"{cell.longitude:.5f}"]
+        assert line.split()[2:] == [str(count or "·") for count in cell.counts]
+    listed = json.loads(kappaplace("map", "info", tmp_path / "m", "--directions", "--json"))["directions"]
+    assert listed["counts"] == seen.counts
+    assert [tuple(cell["counts"]) for cell in listed["cells"]] == [cell.counts for cell in seen.cells]
+    assert "cells" not in json.loads(kappaplace("map", "info", tmp_path / "m", "--json"))["directions"]

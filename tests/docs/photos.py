@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from kappaplace.data.geodesy import unproject
@@ -40,6 +41,24 @@ def write_photos(folder: Path, *, size: int = 128, spacing: float = 10.0, querie
                 exif = exif_of(time=START + 86_400 * day + 300 * row)
                 image = Image.fromarray(np.asarray(picture))
                 image.save(folder / "holiday" / f"IMG_{day + 1}{row:03d}.jpg", exif=exif, quality=95)
+
+
+def write_walk(file: Path, *, size: int = 128, step: float = 3.0, fps: float = 2.0) -> None:
+    """A video of a walk along a street of the district of `write_photos`, half a second per frame."""
+    cv2 = pytest.importorskip("cv2")
+    city = SyntheticCity(0, (1, 1))
+    views = city.views("val", spacing=step, queries=2, seed=0)
+    street = views.positions[:, 1].round(1)
+    lines, counts = np.unique(street[~views.is_query], return_counts=True)
+    rows = np.flatnonzero((street == lines[counts.argmax()]) & ~views.is_query)
+    heading = views.heading[rows]
+    usual = np.unique(heading.round(), return_counts=True)
+    rows = rows[np.abs(heading - usual[0][usual[1].argmax()]) < 1.0]
+    rows = rows[np.argsort(views.positions[rows, 0])]
+    writer = cv2.VideoWriter(str(file), cv2.VideoWriter_fourcc(*"mp4v"), fps, (size, size))
+    for picture in views.select(rows).render(size):
+        writer.write(np.ascontiguousarray(np.asarray(picture)[:, :, ::-1]))
+    writer.release()
 
 
 def exif_of(

@@ -49,6 +49,7 @@ _NUMBER = re.compile(r"[-+]?\d+\.\d+|\(\d+ s\)")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared")
     write_photos(folder)
+    write_walk(folder / "walk.mp4")
     return folder
 
 

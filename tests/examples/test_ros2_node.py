@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.slam import ClosingSettings, LoopCloser
 from kappaplace.types import Embeddings
+from tests.examples import ros
+from tests.maps.conftest import town_table
 from tests.slam.synthetic import calibration
 
 
@@ -107,3 +113,72 @@ def test_the_ros_node_works_without_ros(tmp_path: Path, tiny: PlaceModel) -> Non
     assert stream.dropped == 0
     assert texts
     assert {"query_time", "match_time", "probability", "accepted", "sigma"} <= set(json.loads(texts[0]))
+
+
+def _header(find: Any, time: float) -> Any:
+    stamp = find("builtin_interfaces/msg/Time")(sec=int(time), nanosec=int(time % 1 * 1e9))
+    return find("std_msgs/msg/Header")(stamp=stamp, frame_id="camera")
+
+
+def _picture(find: Any, time: float, file: str) -> Any:
+    pixels = np.asarray(Image.open(file).convert("RGB"))
+    size = {"height": pixels.shape[0], "width": pixels.shape[1], "step": 3 * pixels.shape[1]}
+    return find("sensor_msgs/msg/Image")(
+        header=_header(find, time), encoding="rgb8", data=pixels.tobytes(), **size
+    )
+
+
+def test_the_node_publishes_positions_and_reasons(
+    tmp_path: Path, tiny: PlaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = town_table(tmp_path / "town", queries=4)
+    town = PlaceMap.build(table, tmp_path / "town.map", tiny)
+    self_calibrate_map(town, CalibrateOptions(max_risk=0.4, confidence=0.6))
+    find = ros.install(monkeypatch, map=str(tmp_path / "town.map"), every=0.5)
+    own = sorted(table.image_paths(table.reference_rows))[:6]  # images of the map itself: surely found
+    for row, file in enumerate(own):
+        ros.QUEUE.append(("image", _picture(find, 100 + row, file)))
+        ros.QUEUE.append(("image", _picture(find, 100.2 + row, file)))  # too early: ignored
+    NODE.main()
+    (node,) = ros.RUNNING
+    assert node.destroyed
+    diagnostics = [message for topic, message in node.published if topic == "/diagnostics"]
+    assert [each.header.stamp.sec for each in diagnostics] == [100, 101, 102, 103, 104, 105]
+    fixes = [message for topic, message in node.published if topic == "/kappaplace/fix"]
+    accepted = [each.status[0].level == b"\x00" for each in diagnostics]
+    assert len(fixes) == sum(accepted)
+    for each, good in zip(diagnostics, accepted, strict=True):
+        assert each.status[0].message.startswith("accept") == good
+        assert {"decision", "probability", "match"} <= {pair.key for pair in each.status[0].values}
+    follower = town.follow()
+    answers = [town.localize_sequence([Image.open(file)], follower=follower)[0] for file in own]
+    assert [answer.decision == "accept" for answer in answers] == accepted
+    for fix, answer in zip(fixes, [each for each in answers if each.decision == "accept"], strict=True):
+        assert (fix.latitude, fix.longitude) == pytest.approx((answer.latitude, answer.longitude))
+
+
+def test_the_node_publishes_closures(
+    tmp_path: Path, tiny: PlaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kappaplace.calibration.sources import save_calibration
+    from kappaplace.models.checkpoint import save_model
+
+    save_model(tiny, tmp_path / "model")
+    save_calibration(calibration(), tmp_path / "closures.json")
+    parameters = {"model": str(tmp_path / "model"), "calibration": str(tmp_path / "closures.json")}
+    find = ros.install(monkeypatch, **parameters)
+    rng = np.random.default_rng(0)
+    for row in range(90):
+        header = _header(find, row + 0.5)
+        point, pose = find("geometry_msgs/msg/Point")(x=2.0 * row), find("geometry_msgs/msg/Pose")
+        turn = find("geometry_msgs/msg/Quaternion")(w=1.0)
+        placed = find("geometry_msgs/msg/PoseWithCovariance")(pose=pose(position=point, orientation=turn))
+        ros.QUEUE.append(("odometry", find("nav_msgs/msg/Odometry")(header=header, pose=placed)))
+        pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8).tobytes()
+        image = find("sensor_msgs/msg/Image")
+        picture = image(header=header, height=8, width=8, step=24, encoding="rgb8", data=pixels)
+        ros.QUEUE.append(("image", picture))
+    NODE.main()
+    texts = [json.loads(message.data) for topic, message in ros.RUNNING[0].published if topic == "closures"]
+    assert texts
+    assert {"query_time", "match_time", "probability", "accepted"} <= set(texts[0])

@@ -51,6 +51,8 @@ def test_labeled_queries(many, ready, tmp_path):
     counts = again.manifest.calibration["reliability"][2]
     # Measured where nothing was fitted, on one of the two that each query makes.
     assert sum(counts) == made.facts["thresholds_on"] / 2
+    assert (made.radius.source, made.radius.level) == ("labels", 0.95)
+    assert made.radius.limit == 4 * again.manifest.radius
     answers = again.localize(many.image_paths(many.reference_rows[:8]), k=5)
     assert any(answer.probability is not None for answer in answers)
     for answer in answers:
@@ -107,6 +109,7 @@ def test_given_positives_are_found_by_name(many, ready):
 
 def test_without_labels_nothing_is_guaranteed(many, ready):
     made = self_calibrate_map(ready)
+    assert made.radius is None or made.radius.source == "map"
     assert made.rule is not None
     assert not made.rule.guaranteed
     assert "The map is sparse" in sparse_note(made)

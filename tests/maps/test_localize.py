@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
+import pyproj
 import pytest
 from PIL import Image
 
@@ -18,9 +19,10 @@ from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.fit import fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.outside import OutsideAware
+from kappaplace.calibration.radius import RadiusModel
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import LocalizeOptions, PlaceMap
-from kappaplace.maps.answer import Match, decide_answer, fused_pose
+from kappaplace.maps.answer import Match, best_pose, decide_answer
 from kappaplace.maps.localize import _reranked
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.retrieval import EngineOptions, faiss
@@ -209,17 +211,58 @@ def match(x: float, heading: float, probability: float | None, decision: str = "
     return Match(1, "m", x, 0 * x, heading, np.nan, 0.5, np.nan, 0.1, probability, decision, 0, "")
 
 
-def test_the_pose_is_the_mean_of_those_that_agree_weighted_by_their_probability():
+def test_the_pose_is_that_of_the_best_match():
     nan = np.nan
     matches = [match(0, 350, 0.9), match(10, 10, 0.3), match(500, 90, 0.9), match(nan, 0, 0.9)]
-    pose = fused_pose(matches, 25.0)
-    assert (pose.x, pose.y, pose.matches) == (pytest.approx(2.5), 0, 2)
-    assert pose.spread == pytest.approx(np.sqrt(0.75 * 2.5**2 + 0.25 * 7.5**2))
-    assert pose.heading == pytest.approx(355, abs=0.2)
-    assert fused_pose(matches[3:], 25.0) is None
-    assert fused_pose([], 25.0) is None
-    assert fused_pose([match(0, 0, 0.0), match(10, 0, 0.0)], 25.0).x == 5
-    assert fused_pose([match(0, 0, 0.9), match(10, 0, None)], 25.0).x == 5  # by similarity, which is equal
+    pose = best_pose(matches, 25.0)
+    assert (pose.x, pose.y, pose.heading, pose.matches) == (0, 0, 350, 2)
+    assert pose.spread == pytest.approx(np.sqrt((0**2 + 10**2) / 2))
+    assert best_pose(matches[:1], 25.0).spread == 0
+    assert best_pose(matches[3:], 25.0) is None
+    assert best_pose([], 25.0) is None
+    assert best_pose([match(0, 0, 0.1, "reject"), match(10, 0, 0.9)], 25.0) is None
+    assert np.isnan(best_pose([match(0, nan, 0.9)], 25.0).heading)
+
+
+@pytest.fixture
+def measured(town_map: PlaceMap) -> PlaceMap:
+    """A map whose calibration has three groups of positions: 8 m, 20 m and unknown."""
+    calibration = self_calibrate_map(town_map, CalibrateOptions(max_risk=0.5))
+    model = RadiusModel(
+        0.9, 100.0, "labels", Logistic(0.5, 0.1, 1.0, 2.0), (0.7, 0.75), (8.0, 20.0), ((9, 4, 0.1),) * 3
+    )
+    town_map.calibrate_with(replace(calibration, radius=model), "labels")
+    return town_map
+
+
+def test_the_position_and_its_radius_do_not_depend_on_the_number_of_matches(measured, queries):
+    asked = [measured.localize(queries, k=k) for k in (1, 2, 10)]
+    radii = set()
+    for answers in zip(*asked, strict=True):
+        assert len({(a.latitude, a.longitude, a.radius, a.far, a.covariance) for a in answers}) == 1
+        assert len({None if a.pose is None else (a.pose.x, a.pose.y, a.pose.heading) for a in answers}) == 1
+        for answer in answers:
+            radii.add(answer.radius)
+            if answer.pose is None or answer.far is None:
+                assert answer.radius is answer.covariance is None
+                continue
+            assert (answer.pose.x, answer.pose.y) == (answer.matches[0].x, answer.matches[0].y)
+            u = answer.uncertainty
+            assert answer.radius == (8.0 if u <= 0.7 else 20.0 if u <= 0.75 else None)
+            assert (answer.radius_level, answer.radius_source) == (0.9, "labels")
+            assert np.shape(answer.covariance) == (3, 3)
+            words = "radius unknown" if answer.radius is None else f"within {answer.radius:g} m: 90%"
+            assert f"({words})" in answer.sentence
+    assert len(radii) > 1
+    assert json.loads(json.dumps(asked[0][0].to_dict()))["far"] == asked[0][0].far
+
+
+def test_a_radius_of_other_conditions_is_not_given(measured, queries):
+    first = measured.localize(queries)
+    assert any(answer.radius for answer in first)
+    assert not any(answer.radius for answer in measured.localize(queries, outside_rate=0.5))
+    assert not any(answer.radius for answer in measured.localize(queries, order="probability"))
+    assert any(answer.radius for answer in measured.localize(queries, outside_rate=0.01))
 
 
 def test_a_rejected_match_never_moves_the_pose_whatever_the_risk(town_map, queries):
@@ -231,7 +274,7 @@ def test_a_rejected_match_never_moves_the_pose_whatever_the_risk(town_map, queri
     )
     matches = (match(0, 0, 0.95), match(20, 0, 0.6, "doubtful"), match(10, 0, 0.1, "reject"))
     before = replace(town_map.localize(queries[0]), probability=0.95, decision="accept", matches=matches)
-    before = replace(before, pose=fused_pose(matches, 25.0))
+    before = replace(before, pose=best_pose(matches, 25.0))
     assert before.pose.matches == 2
     after = decide_answer(before, calibration, 25.0, max_risk=0.05).answer
     assert [each.decision for each in after.matches] == ["accept", "doubtful", "reject"]
@@ -242,12 +285,21 @@ def test_a_rejected_match_never_moves_the_pose_whatever_the_risk(town_map, queri
     assert (after.pose.x, after.pose.matches) == (0.0, 1)
 
 
-def test_one_match_alone_has_no_spread(town_map, queries):
-    alone, several = (town_map.localize(queries[0], k=k) for k in (1, 56))
-    assert alone.pose.matches == 1
-    assert "±" not in alone.sentence
-    assert several.pose.matches > 1
-    assert f"± {several.pose.spread:.1f} m" in several.sentence
+def test_the_spread_of_the_matches_is_never_shown_as_an_error(town_map, queries):
+    for answer in (town_map.localize(queries[0], k=k) for k in (1, 56)):
+        assert (answer.radius, answer.radius_level, answer.radius_source) == (None, None, None)
+        assert "±" not in answer.sentence
+        assert f"{answer.latitude:.5f}, {answer.longitude:.5f} (radius unknown)" in answer.sentence
+
+
+def test_positions_are_also_given_in_degrees(town_map, queries):
+    answer = town_map.localize(queries[0])
+    to_degrees = pyproj.Transformer.from_crs(town_map.manifest.frame, "EPSG:4326", always_xy=True)
+    assert answer.frame == town_map.manifest.frame
+    for each in (answer.pose, *answer.matches):
+        longitude, latitude = to_degrees.transform(each.x, each.y)
+        place = answer if each is answer.pose else each
+        assert (place.latitude, place.longitude) == pytest.approx((latitude, longitude), abs=1e-9)
 
 
 def test_ranked_anew_the_margin_is_to_places_other_than_the_new_best(town_map, queries):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kappaplace.maps.tune.self_calibrate import burst_mask, self_queries
+from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration.radius import LIMIT, distances
+from kappaplace.maps.tune.self_calibrate import burst_mask, self_examples, self_queries
 
 
 def a_map(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -59,3 +61,17 @@ def test_bursts() -> None:
         [False, False, False, True, False],
         [False, False, False, False, True],
     ]
+
+
+def test_errors_of_positions_are_of_images_whose_place_was_removed(town_map):
+    """An image that is still in the map finds itself, so it measures nothing."""
+    examples = self_examples(town_map, CalibrateOptions(outside_rate=0.1))
+    known = np.isfinite(examples.errors[:, 0])
+    assert 0 < (~known).sum() < len(known) / 2
+    assert not examples.outside[~known].any()
+    assert examples.limit == LIMIT * town_map.manifest.radius
+    moved, turned = distances(examples.errors[known]), np.abs(examples.errors[known, 2])
+    assert ((moved > 1) | (turned > 1)).all()
+    far = moved > town_map.manifest.radius
+    assert far[examples.outside[known]].all()
+    assert not (far & examples.right[known]).any()

@@ -47,7 +47,8 @@ def test_the_first_matches_are_ordered_by_agreement(town, model, queries, tmp_pa
         order = np.argsort([-value for value in agreement], kind="stable")
         names = [before.matches[i].name for i in order] + [match.name for match in before.matches[5:]]
         assert [match.name for match in after.matches] == names
-        assert after.signals["patches"] == pytest.approx(1 - max(agreement), abs=1e-6)
+        # Weights are similarities of float16 maps, whose last bits depend on the batch size.
+        assert after.signals["patches"] == pytest.approx(1 - max(agreement), abs=1e-4)
         assert "patches" not in before.signals
         assert any("ordered by how well their patches" in note for note in after.notes)
 
@@ -113,7 +114,6 @@ def test_a_calibration_of_earlier_patch_matching_is_not_applied(again, shown, qu
     answer = opened.localize(queries[0])
     assert answer.calibration == made.plain.fingerprint
     assert OUTDATED_PLAIN in answer.notes
-    assert answer.probability is not None
     assert "patches" not in answer.signals
     for calibration, rerank in ((older, 4), (replace(older, plain=None), None)):
         opened.calibrate_with(calibration, "a test", guarantee=True)

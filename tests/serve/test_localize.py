@@ -249,3 +249,61 @@ def test_a_map_without_its_photos_is_re_ranked_by_its_patches(
     found = answer.json()
     assert found["signals"]["patches"] == pytest.approx(direct.signals["patches"], abs=1e-6)
     assert [match["name"] for match in found["matches"]] == [match.name for match in direct.matches]
+
+
+def test_images_of_a_session_are_fused_in_their_order(serve, opened, query_files):
+    client = serve(batch_size=4)
+    data = [file.read_bytes() for file in query_files[:5]]
+    files = [("image", ("q.png", part, "image/png")) for part in data]
+    batch = client.post("/v1/localize/batch", files=files, data={"session": "bus-1", "rerank": "0"})
+    assert batch.status_code == 200, batch.text
+    single = [
+        client.post("/v1/localize", files=[file], data={"session": "bus-2", "rerank": "0"}).json()
+        for file in files
+    ]
+    alone = [client.post("/v1/localize", files=[file], data={"rerank": "0"}).json() for file in files]
+    fused = [answer["probability"] for answer in batch.json()["answers"]]
+    assert fused == pytest.approx([answer["probability"] for answer in single], abs=1e-4)
+    assert fused != pytest.approx([answer["probability"] for answer in alone], abs=1e-3)
+    assert not any(answer["guaranteed"] for answer in single)
+    assert "fused" in single[-1]["notes"][-1]
+    again = client.post("/v1/localize", files=[files[0]], data={"session": "bus-3", "rerank": "0"}).json()
+    assert again["probability"] == pytest.approx(fused[0], abs=1e-4)  # another session knows nothing of them
+
+
+def test_a_session_has_an_id_and_one_risk(serve, query_files):
+    client = serve()
+    files = [("image", ("q.png", query_files[0].read_bytes(), "image/png"))]
+    assert client.post("/v1/localize", files=files, data={"session": "a b"}).status_code == 422
+    both = client.post("/v1/localize", files=files, data={"session": "a", "max_risk": "0.1"})
+    assert both.status_code == 422
+    assert "max_risk cannot be used with session" in both.text
+
+
+def test_idle_sessions_start_again(opened, monkeypatch):
+    from kappaplace.serve import sessions
+
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 2)
+    states = sessions.Sessions(opened)
+    first = states.of("a")
+    assert states.of("a") is first
+    states.of("b")
+    states.of("c")
+    assert states.of("a") is not first
+    now = states.of("c")
+    monkeypatch.setattr(sessions, "IDLE_SECONDS", -1.0)
+    assert states.of("c") is not now
+
+
+def test_evidence_is_returned_on_request(
+    client: TestClient, opened: PlaceMap, query_files: list[Path]
+) -> None:
+    data = query_files[0].read_bytes()
+    answer = client.post(
+        "/v1/localize?evidence=true", content=data, headers={"content-type": "image/png"}
+    ).json()
+    direct = opened.match_evidence(str(query_files[0]), answer["matches"][0]["reference"])
+    expected = np.column_stack([direct.query, direct.reference, direct.weights])
+    assert np.array(answer["evidence"]) == pytest.approx(expected, abs=1e-3)
+    plain = client.post("/v1/localize", files={"image": ("q.png", data)}).json()
+    assert plain["evidence"] is None

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from kappaplace.calibration.options import split_queries as split_queries
     from kappaplace.calibration.options import thin_to_places as thin_to_places
     from kappaplace.calibration.outside import shift_prior as shift_prior
+    from kappaplace.calibration.pairs import PairCalibration as PairCalibration
+    from kappaplace.calibration.pairs import fit_pairs as fit_pairs
+    from kappaplace.calibration.pairs import load_pairs as load_pairs
+    from kappaplace.calibration.pairs import save_pairs as save_pairs
     from kappaplace.calibration.risk import RiskRefused as RiskRefused
     from kappaplace.calibration.risk import RiskThreshold as RiskThreshold
     from kappaplace.calibration.risk import control_risk as control_risk

@@ -19,6 +19,7 @@ from kappaplace.calibration.decision import Decision, DecisionRule
 from kappaplace.calibration.domain import Domain, domain_signals
 from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.outside import OutsideAware
+from kappaplace.calibration.radius import RadiusModel
 from kappaplace.checks import Bools, Floats
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import from_plain, optional, to_plain
@@ -61,6 +62,8 @@ class Calibration:
     """Signals of correctly answered calibration queries; None in files of earlier versions."""
     plain: Calibration | None = field(default=None, metadata=optional())
     """Calibration without patch matching, for queries or maps whose images are not available."""
+    radius: RadiusModel | None = field(default=None, metadata=optional())
+    """Errors of positions; None if the true positions of the calibration queries are unknown."""
     agreement: int = field(default=1, metadata=optional())
     """Version of the patch agreement at calibration, see `kappaplace.retrieval.agreement.AGREEMENT`."""
 

@@ -49,6 +49,9 @@ class Examples:
         labeled: False for self-calibration, which never has a guarantee.
         facts: Further values to store, such as the date, the model and the origin of the queries.
         rerank: Number of top matches that were re-ranked by patch matching.
+        errors: How far each answer is from the true pose, N×3 as `position_errors` returns them. Rows with
+            NaN positions are not used for the radius.
+        limit: Errors above this many metres are far off.
     """
 
     features: Floats
@@ -66,6 +69,8 @@ class Examples:
     labeled: bool = True
     facts: Mapping[str, Json] = field(default_factory=dict)
     rerank: int = 0
+    errors: Floats | None = None
+    limit: float = 0.0
 
 
 def examples_of(
@@ -132,6 +137,7 @@ def join(blocks: Sequence[Examples]) -> Examples:
         signals={name: np.concatenate([block.signals[name] for block in blocks]) for name in first.signals},
         domain={name: np.concatenate([block.domain[name] for block in blocks]) for name in first.domain},
         names=[name for block in blocks for name in block.names],
+        errors=_joined([block.errors for block in blocks]),
     )
 
 

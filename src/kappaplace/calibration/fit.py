@@ -33,8 +33,9 @@ from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions, Split, split_queries
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
+from kappaplace.calibration.radius import RadiusModel, fit_radius
 from kappaplace.calibration.risk import RiskRefused, claim, needed_acceptances
-from kappaplace.checks import Bools, Rows, booleans, percent
+from kappaplace.checks import Bools, Floats, Rows, booleans, percent
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.probability import mass_bins
 from kappaplace.retrieval.agreement import AGREEMENT
@@ -152,6 +153,7 @@ def fit_calibration(
         {**counts, **examples.facts},
         examples.rerank,
         domain,
+        radius=_fit_radius(examples, uncertainty, parts, options),
         agreement=AGREEMENT if examples.rerank else 1,
     )
 
@@ -174,10 +176,13 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
         rule = rule_by_probability(options.max_risk, reject, assumptions=(note,))
     columns = [list(examples.scores).index(name) for name in prior.scores]
     features = examples.features.reshape(len(examples.right), -1)[:, columns]
+    uncertainty = prior.uncertainty(features)
+    parts = split_queries(len(features), examples.groups, options.seed, fit_share=options.fit_share)
     return replace(
         prior,
         rule=rule,
-        sketch=Sketch.of({**examples.signals, UNCERTAINTY: prior.uncertainty(features)}),
+        sketch=Sketch.of({**examples.signals, UNCERTAINTY: uncertainty}),
+        radius=_fit_radius(examples, uncertainty, parts, options),
         facts={
             "queries": len(features),
             "right": len(features) - incorrect,
@@ -232,6 +237,30 @@ def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
         both + rate * alone, 1
     )
     return np.flatnonzero((examples.outside == away[group]) & has[0][group])
+
+
+def _fit_radius(
+    examples: Examples, uncertainty: Floats, parts: Split, options: CalibrateOptions
+) -> RadiusModel | None:
+    """Fit the radius of positions, for the expected fraction of out-of-map queries."""
+    if examples.errors is None:
+        return None
+    errors, out, halves = examples.errors, examples.outside, []
+    for rows in parts:
+        rows = rows[np.isfinite(errors[rows, 0])]
+        if out is not None and out[rows].any() and options.outside_rate is not None:
+            groups = None if examples.groups is None else np.asarray(examples.groups)[rows]
+            part = replace(examples, outside=out[rows], groups=groups)
+            rows = rows[_drawn(part, options.outside_rate, options.seed, 1e-4)]
+        halves.append(rows)
+    first, second = halves
+    return fit_radius(
+        (uncertainty[first], uncertainty[second]),
+        (errors[first], errors[second]),
+        examples.limit,
+        options.radius_level,
+        "labels" if examples.labeled else "map",
+    )
 
 
 def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, queries: int) -> DecisionRule:

@@ -64,10 +64,15 @@ class CalibrateOptions:
     fit_share: float = 0.5
     """Fraction of the queries that the score is fitted on; the thresholds are set on the others."""
 
+    radius_level: Annotated[
+        float, Help("Probability that the true position is within the radius of an answer.")
+    ] = 0.95
+
     def __post_init__(self) -> None:
         if self.max_risk is not None:
             share(self.max_risk, "risk")
         share(self.confidence, "confidence")
+        share(self.radius_level, "level of the radius")
         if self.outside_rate is not None:
             share(self.outside_rate, "expected fraction of out-of-map queries", ends=True)
         checked_seed(self.seed)

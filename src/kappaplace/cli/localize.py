@@ -6,20 +6,23 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kappaplace.checks import within
 from kappaplace.cli.options import MapEncoder, MapFolder
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import check_target
-from kappaplace.maps import LocalizeOptions, OnError
+from kappaplace.maps import LocalizeOptions, OnError, SequenceOptions, area_of
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
-    from kappaplace.data import Circle
+    from kappaplace.data import SequenceImage, Source
     from kappaplace.maps import Localization, Match, PlaceMap
 
 BAR = 6
@@ -39,11 +42,47 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
+class QueryInput(SequenceOptions):
+    """Options for reading the images."""
+
+    on_error: Annotated[
+        OnError, Help("Action for an unreadable image: skip (report it and continue) or stop.")
+    ] = "skip"
+    sequence: Annotated[
+        bool,
+        Help(
+            "Localize the images together, as those of one camera in this order. IMAGE is then a folder, a "
+            "video, a ROS bag, the number of a camera, or the URL of a stream.",
+            ("--sequence",),
+        ),
+    ] = False
+    every: Annotated[float, Help("Seconds between two images of a video, a bag or a stream.")] = 1.0
+    start: Annotated[
+        str, Help("Time of the first frame of a video, such as 2026-05-01T10:00:00+02:00. Default: unknown.")
+    ] = ""
+    image_topic: Annotated[str, Help("Image topic of a bag. Default: the only one.")] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self.every, "--every", 0, 86_400)
+        try:
+            datetime.fromisoformat(self.start or "2026-05-01")
+        except ValueError:
+            raise KappaPlaceError(
+                f"--start must be a date and time such as 2026-05-01T10:00:00+02:00, got '{self.start}'."
+            ) from None
+
+
+@dataclass(frozen=True)
 class AnswerOutput:
     """Options for printing answers and writing them to files."""
 
     csv: Annotated[
         Path | None, Help("CSV file for the answers, one row per match. Run the command again to resume.")
+    ] = None
+    out: Annotated[
+        Path | None,
+        Help("File of positions to write: .geojson, .gpx, .kml, .mcap (ROS 2), or .csv like --csv."),
     ] = None
     html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
     verbose: Annotated[
@@ -54,7 +93,7 @@ class AnswerOutput:
 
 def localize(
     place_map: MapFolder,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files, or folders of them.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="Image files, or folders of them.")],
     options: LocalizeOptions,
     area: Annotated[
         str,
@@ -64,10 +103,8 @@ def localize(
             help="Search only this circle: LAT,LON,RADIUS (degrees, metres) or X,Y,RADIUS (metres).",
         ),
     ] = "",
-    on_error: Annotated[
-        OnError, typer.Option(help="Action for an unreadable image: skip (report it and continue) or stop.")
-    ] = "skip",
     *,
+    queries: QueryInput,
     output: AnswerOutput,
     search: SearchOptions,
     encoder: MapEncoder,
@@ -80,20 +117,31 @@ def localize(
 
         kappaplace localize town.map drive/ --csv answers.csv --html answers.html
 
-        kappaplace localize town.map query.jpg --area 37.7695,-122.4252,100 -k 5 --json
+        kappaplace localize town.map drive/ --out drive.gpx
+
+        kappaplace localize town.map query.jpg --area 37.7695,-122.4252,100m -k 5 --json
+
+        kappaplace localize town.map --sequence walk.mp4 --every 0.5 --out walk.gpx
     """
-    from kappaplace.maps import AnswerFile
+    from kappaplace.maps import AnswerFile, check_positions_file, write_positions
     from kappaplace.progress import track
     from kappaplace.retrieval import EngineOptions
 
-    for file in (output.csv, output.html):
+    for file in (output.csv, output.out, output.html):
         if file is not None:
             check_target(file)
+    if queries.sequence and output.csv is not None and output.csv.exists():
+        raise KappaPlaceError(
+            f"A sequence cannot resume, and {output.csv} exists. Choose another name, or remove it."
+        )
     engine_options = EngineOptions(uri=search.uri or None, collection=search.collection)
     opened = encoder.open(place_map, search.engine, engine_options)
-    csv = output.csv
-    options = replace(options, area=_area(area, opened.manifest.frame))
-    files = _files(images)
+    csv, out = output.csv, output.out
+    if out is not None:
+        check_positions_file(out, opened.manifest.frame)
+        csv, out = (out, None) if csv is None and out.suffix.lower() == ".csv" else (csv, out)
+    options = replace(options, area=area_of(area) if area else None)
+    files = images if queries.sequence else _files(images)
     calibration = opened.calibration or opened.borrowed
     table = None if csv is None else AnswerFile(csv, "" if calibration is None else calibration.fingerprint)
     todo = files if table is None else [file for file in files if file not in table.answered]
@@ -102,9 +150,10 @@ def localize(
         typer.echo(f"{csv} has answers for {done:,} images; {len(todo):,} remain.", err=True)
     answers: list[Localization] = []
     problems: list[str] = []
-    show_matches = output.verbose or len(files) == 1
-    with track("Localizing", len(todo)) as bar:
-        for part in _answers(opened, todo, options, encoder.batch_size, on_error, problems):
+    show_matches = output.verbose or (len(files) == 1 and not queries.sequence)
+    read = sequence_answers if queries.sequence else _answers
+    with track("Localizing", 0 if queries.sequence else len(todo)) as bar:
+        for part in read(opened, todo, options, queries, encoder.batch_size, problems):
             answers += part
             if table is not None:
                 table.add(part)
@@ -113,11 +162,13 @@ def localize(
             else:
                 _show(part, show_matches, output.verbose)
             bar.advance(len(part))
+    if out is not None:
+        write_positions(answers, out, opened.manifest.radius)
     if output.html is not None:
         from kappaplace.reports import write_answers
 
         write_answers(opened, answers, output.html)
-    if problems and len(problems) == len(files):
+    if problems and not answers:
         raise KappaPlaceError(problems[0])
     for problem in problems:
         typer.secho(f"Skipped: {problem}", fg="yellow", err=True)
@@ -129,8 +180,8 @@ def _answers(
     opened: PlaceMap,
     files: Sequence[str],
     options: LocalizeOptions,
+    queries: QueryInput,
     batch_size: int,
-    on_error: OnError,
     problems: list[str],
 ) -> Iterator[list[Localization]]:
     """Yield the answers of one batch at a time; unreadable images are skipped and added to ``problems``."""
@@ -138,15 +189,76 @@ def _answers(
     for start in range(0, len(files), batch_size):
         part = list(files[start : start + batch_size])
         try:
-            yield opened.localize(part, batch_size=batch_size, **arguments)
+            answers = opened.localize(part, batch_size=batch_size, **arguments)
         except KappaPlaceError:
-            if on_error == "stop":
+            if queries.on_error == "stop":
                 raise
             readable = _readable(opened, part, problems)
             if len(readable) == len(part):  # every image can be read, so the error has another cause
                 raise
-            if readable:
-                yield opened.localize(readable, batch_size=batch_size, **arguments)
+            answers = opened.localize(readable, batch_size=batch_size, **arguments) if readable else []
+        yield answers
+
+
+def sequence_answers(
+    opened: PlaceMap,
+    sources: Sequence[str],
+    options: LocalizeOptions,
+    queries: QueryInput,
+    batch_size: int,
+    problems: list[str],
+) -> Iterator[list[Localization]]:
+    """Yield the answers of a sequence; those of a stream one by one, until it ends or until Ctrl-C."""
+    from kappaplace.data import is_stream, sequence_images
+
+    start = None if not queries.start else datetime.fromisoformat(queries.start).timestamp()
+
+    def frames() -> Iterator[SequenceImage]:
+        return sequence_images(sources, queries.every, queries.image_topic, start)
+
+    if not is_stream(sources[0]):
+        try:
+            yield _fused(opened, frames(), options, queries, batch_size)
+            return
+        except KappaPlaceError:
+            if queries.on_error == "stop" or not isinstance(next(frames()).image, str):
+                raise
+            files = list(frames())
+            readable = set(_readable(opened, [str(frame.image) for frame in files], problems))
+            if len(readable) == len(files):
+                raise
+        if readable:
+            kept = iter([frame for frame in files if frame.image in readable])
+            yield _fused(opened, kept, options, queries, batch_size)
+        return
+    follower = opened.follow(queries.step)
+    with suppress(KeyboardInterrupt):
+        for frame in frames():
+            answers = opened.localize_sequence([frame.image], options, follower=follower)
+            yield [_named(answers[0], frame)]
+
+
+def _fused(
+    opened: PlaceMap,
+    frames: Iterator[SequenceImage],
+    options: LocalizeOptions,
+    queries: QueryInput,
+    batch_size: int,
+) -> list[Localization]:
+    """Return the answers of a whole sequence."""
+    seen: list[SequenceImage] = []
+
+    def images() -> Iterator[Source]:
+        for frame in frames:
+            seen.append(frame._replace(image=""))  # the images are not kept
+            yield frame.image
+
+    answers = opened.localize_sequence(images(), options, queries, batch_size=batch_size)
+    return [_named(*pair) for pair in zip(answers, seen, strict=True)]
+
+
+def _named(answer: Localization, frame: SequenceImage) -> Localization:
+    return replace(answer, query=frame.name, time=frame.time)
 
 
 def _readable(opened: PlaceMap, files: Sequence[str], problems: list[str]) -> list[str]:
@@ -161,31 +273,14 @@ def _readable(opened: PlaceMap, files: Sequence[str], problems: list[str]) -> li
     return readable
 
 
-def _files(images: list[Path]) -> list[str]:
+def _files(images: Sequence[str]) -> list[str]:
     """Return the image files; a folder contributes all images below it."""
     from kappaplace.data import images_or_error
 
     files: list[str] = []
-    for image in images:
+    for image in map(Path, images):
         files += [str(image / path) for path in images_or_error(image)] if image.is_dir() else [str(image)]
     return files
-
-
-def _area(text: str, frame: str) -> Circle | None:
-    """Return a circle in the frame of the map, from metres or from degrees."""
-    if not text:
-        return None
-    try:
-        first, second, radius = (float(part) for part in text.split(","))
-    except ValueError:
-        raise KappaPlaceError(
-            f'--area must be three numbers, LAT,LON,RADIUS or X,Y,RADIUS, got "{text}".'
-        ) from None
-    if frame != "local" and abs(first) <= 90 and abs(second) <= 180:
-        from kappaplace.data import project_point
-
-        first, second = project_point(first, second, frame)
-    return first, second, radius
 
 
 def _show(answers: Sequence[Localization], matches: bool, verbose: bool) -> None:

@@ -11,7 +11,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kappaplace.cli import audit, bench, data, demo, doctor, evaluate, geotag, models, serve, slam, train
+from kappaplace.cli import (
+    audit,
+    bench,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    geotag,
+    models,
+    pair,
+    serve,
+    slam,
+    train,
+)
 from kappaplace.cli import map as place_map
 from kappaplace.cli.options import command
 from kappaplace.errors import KappaPlaceError
@@ -48,6 +61,7 @@ app.add_typer(place_map.app, name="map", rich_help_panel=USE)
 command(app, panel=USE)(serve.serve)
 app.add_typer(slam.app, name="slam", rich_help_panel=USE)
 command(app, panel=USE)(geotag.geotag)
+command(app, panel=USE)(pair.pair)
 command(app, panel=USE)(audit.audit)
 command(app, panel=RESEARCH)(train.train)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel=RESEARCH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,7 +30,7 @@ from kappaplace.maps import AddOptions, BuildOptions, LocalizeOptions, OnError, 
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
-    from kappaplace.maps import Report
+    from kappaplace.maps import Directions, Report
 
 BUILD, USE, CALIBRATE, SHARE = "Build and change", "Use", "Calibrate and monitor", "Share"
 app = typer.Typer(no_args_is_help=True, help="Build maps of images, and localize queries in them.")
@@ -175,20 +176,32 @@ def compact(
 
 
 @app.command(rich_help_panel=USE)
-def info(place_map: MapFolder, as_json: AsJson = False) -> None:
-    """Show the content of a map, its model and its calibration.
+def info(
+    place_map: MapFolder,
+    directions: Annotated[
+        bool, typer.Option("--directions", help="List the references by cell and direction of view.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the content of a map, its model and its calibration, and in which directions it sees.
 
     Examples:
 
         kappaplace map info town.map
+
+        kappaplace map info town.map --directions
     """
-    facts = MapAccess().open(place_map).info()
+    opened = MapAccess().open(place_map)
+    facts, seen = opened.info(), opened.directions()
     if as_json:
-        typer.echo(json.dumps(facts))
+        counted = {"counts": seen.counts, "unknown": seen.unknown, "size": seen.size, "one_way": seen.one_way}
+        cells = {"cells": [asdict(cell) for cell in seen.cells]} if directions else {}
+        typer.echo(json.dumps({**facts, "directions": {**counted, **cells}}))
         return
     typer.secho(f"{facts['name'] or place_map}: {facts['references']:,} references", bold=True)
     typer.echo(f"  positions   {facts['frame']}, {facts['unposed']:,} without")
     typer.echo(f"  near        {facts['neighbourhood']}, radius {facts['radius']:g} m")
+    typer.echo(f"  directions  {seen.sentence}")
     kappa = "with κ" if facts["kappa"] else "without κ"
     white = f", whitened from {facts['whitened_from']}" if "whitened_from" in facts else ""
     typer.echo(f"  model       {facts['model']} ({facts['dim']} dimensions{white}, {kappa})")
@@ -198,6 +211,19 @@ def info(place_map: MapFolder, as_json: AsJson = False) -> None:
     typer.echo(f"  places      compared: {facts['distinctiveness']}")
     shipped = "by the calibration shipped with the model" if facts["borrowed"] else "no"
     typer.echo(f"  calibrated  {facts['calibration'] or f'{shipped}; see `kappaplace calibrate`'}")
+    if directions:
+        _show_directions(seen)
+
+
+def _show_directions(seen: Directions) -> None:
+    """Print the number of references of each cell by direction; a dot if there is none."""
+    degrees = bool(seen.cells) and seen.cells[0].latitude is not None
+    typer.echo(
+        f"{'latitude   longitude' if degrees else 'x          y':24}{''.join(f'{n:>5}' for n in seen.counts)}"
+    )
+    for cell in seen.cells:
+        where = f"{cell.latitude:.5f}, {cell.longitude:.5f}" if degrees else f"{cell.x:.1f}, {cell.y:.1f}"
+        typer.echo(f"{where:24}{''.join(f'{count or chr(183):>5}' for count in cell.counts)}")
 
 
 @app.command(rich_help_panel=USE)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from kappaplace.data.degradation import DEGRADATIONS as DEGRADATIONS
     from kappaplace.data.degradation import degrade as degrade
     from kappaplace.data.degradation import random_degradation as random_degradation
+    from kappaplace.data.frames import SequenceImage as SequenceImage
+    from kappaplace.data.frames import is_stream as is_stream
+    from kappaplace.data.frames import sequence_images as sequence_images
     from kappaplace.data.geodesy import LOCAL_FRAME as LOCAL_FRAME
     from kappaplace.data.geodesy import ZONE_SHIFT as ZONE_SHIFT
     from kappaplace.data.geodesy import frame_codes as frame_codes

@@ -19,6 +19,8 @@ from kappaplace.errors import KappaPlaceError
 if TYPE_CHECKING:
     from pyproj import Transformer
 
+    from kappaplace.data.near import Circle
+
 LOCAL_FRAME = "local"  # metres in a separate frame without a location on Earth
 ZONE_SHIFT = 10_000_000.0  # metres between the zones of a table: more than the width of any zone
 FALSE_EASTING = 500_000.0  # easting of the central meridian in UTM
@@ -186,6 +188,30 @@ def project_point(latitude: float, longitude: float, frame: str) -> tuple[float,
     points = [_transformer(4326, code).transform(longitude, latitude) for code in frame_codes(frame)]
     number = int(np.argmin([abs(east - FALSE_EASTING) for east, _ in points]))
     return float(points[number][0] + number * ZONE_SHIFT), float(points[number][1])
+
+
+def circle_in_frame(area: Circle, frame: str) -> Circle:
+    """Return a circle in metres of a frame.
+
+    >>> x, y, radius = circle_in_frame((37.77, -122.42, 100.0), "EPSG:32610")
+    >>> round(x), round(y), radius
+    (551081, 4180455, 100.0)
+
+    Args:
+        area: Latitude and longitude in degrees, or x and y in metres, and a radius in metres. In a frame that
+            is not local, values up to 90 and 180 are degrees: no UTM coordinate is that small.
+        frame: The frame.
+
+    Returns:
+        x, y and radius in metres.
+
+    Raises:
+        KappaPlaceError: If the point is outside UTM.
+    """
+    first, second, radius = area
+    if frame == LOCAL_FRAME or abs(first) > 90 or abs(second) > 180:
+        return area
+    return (*project_point(first, second, frame), radius)
 
 
 def circular_median(longitude: NDArray[np.float64]) -> float:

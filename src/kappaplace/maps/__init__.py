@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from kappaplace.maps.answer import Match as Match
     from kappaplace.maps.answer import Pose as Pose
     from kappaplace.maps.answer import decide_answer as decide_answer
+    from kappaplace.maps.answer import write_csv as write_csv
     from kappaplace.maps.answer import write_pairs as write_pairs
     from kappaplace.maps.build import Report as Report
     from kappaplace.maps.build import add_images as add_images
+    from kappaplace.maps.directions import Directions as Directions
     from kappaplace.maps.embed import load_named_model as load_named_model
     from kappaplace.maps.embed import model_of as model_of
     from kappaplace.maps.embed import preprocessing_of as preprocessing_of
+    from kappaplace.maps.follow import Follower as Follower
     from kappaplace.maps.geotag_files import Tag as Tag
     from kappaplace.maps.geotag_files import undo_geotags as undo_geotags
     from kappaplace.maps.geotags import Geotags as Geotags
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
     from kappaplace.maps.geotags import TagMatch as TagMatch
     from kappaplace.maps.geotags import geotag as geotag
     from kappaplace.maps.localize import rerank_of as rerank_of
+    from kappaplace.maps.messages import TOPICS as TOPICS
+    from kappaplace.maps.messages import Stamped as Stamped
+    from kappaplace.maps.messages import reason_of as reason_of
+    from kappaplace.maps.messages import ros_messages as ros_messages
+    from kappaplace.maps.messages import write_mcap as write_mcap
     from kappaplace.maps.options import AddOptions as AddOptions
     from kappaplace.maps.options import BuildOptions as BuildOptions
     from kappaplace.maps.options import FitOptions as FitOptions
@@ -38,9 +46,24 @@ if TYPE_CHECKING:
     from kappaplace.maps.options import LocalizeOptions as LocalizeOptions
     from kappaplace.maps.options import OnError as OnError
     from kappaplace.maps.options import Order as Order
+    from kappaplace.maps.options import PairOptions as PairOptions
     from kappaplace.maps.options import Patches as Patches
+    from kappaplace.maps.options import SequenceOptions as SequenceOptions
     from kappaplace.maps.options import area_of as area_of
+    from kappaplace.maps.pairs import PairAnswer as PairAnswer
+    from kappaplace.maps.pairs import calibrate_pairs as calibrate_pairs
+    from kappaplace.maps.pairs import compare_pairs as compare_pairs
+    from kappaplace.maps.pairs import pair_probability as pair_probability
+    from kappaplace.maps.pairs import read_pairs as read_pairs
+    from kappaplace.maps.pairs import save_answers as save_answers
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
+    from kappaplace.maps.positions import check_positions_file as check_positions_file
+    from kappaplace.maps.positions import write_positions as write_positions
+    from kappaplace.maps.sequence import HistogramFilter as HistogramFilter
+    from kappaplace.maps.sequence import PoseMotion as PoseMotion
+    from kappaplace.maps.sequence import RouteMotion as RouteMotion
+    from kappaplace.maps.sequence import WalkMotion as WalkMotion
+    from kappaplace.maps.sequence import place_matrix as place_matrix
     from kappaplace.maps.sources import as_table as as_table
     from kappaplace.maps.store import MapStore as MapStore
     from kappaplace.maps.store import verify_folder as verify_folder

@@ -19,6 +19,7 @@ from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.decision import Decision, DecisionRule, decide_matches, rule_by_probability
 from kappaplace.calibration.expected import reject_risk, rule_for, stated_risk
 from kappaplace.checks import percent, share
+from kappaplace.data.geodesy import unproject
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import not_written, write_file
 from kappaplace.types import Json
@@ -30,7 +31,7 @@ Cell: TypeAlias = "str | float | None"
 
 @dataclass(frozen=True)
 class Pose:
-    """Estimated pose of a query, from the matches that agree with the best one."""
+    """Estimated pose of a query: the pose of its best match."""
 
     x: float
     """Metres to the east in the frame of the map."""
@@ -39,10 +40,10 @@ class Pose:
     heading: float
     """Degrees clockwise from north; NaN if the heading of the best match is unknown."""
     spread: float
-    """Root mean square distance of these matches from the estimate, in metres. It is 0 for a single match,
-    which does not measure the error."""
+    """Root mean square distance of the matches that agree, in metres. It depends on the number of matches and
+    does not measure the error: `Localization.radius` does."""
     matches: int
-    """Number of matches used."""
+    """Number of matches that agree: within the map's radius of the best one, and not rejected."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Match:
     """Number of the reference in the map."""
     image: str
     """Path of the image when it was embedded."""
+    latitude: float = math.nan
+    """Degrees north (WGS 84); NaN if the position is unknown or the map has no location on Earth."""
+    longitude: float = math.nan
+    """Degrees east (WGS 84)."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,27 @@ class Localization:
     """Fingerprint of the calibration; empty without one."""
     guaranteed: bool = False
     """Whether the risk of accepting this answer is guaranteed."""
+    latitude: float | None = None
+    """Degrees north of the estimated position (WGS 84); None without a pose, or in a local frame."""
+    longitude: float | None = None
+    """Degrees east of the estimated position (WGS 84)."""
+    frame: str = ""
+    """Frame of x and y: EPSG codes, or "local" for metres without a location on Earth."""
+    time: float | None = None
+    """Time of the image of a sequence in seconds since 1970; None if unknown."""
+    radius: float | None = None
+    """The true position is at most this many metres from the pose with probability ``radius_level``; None if
+    no such radius is known."""
+    radius_level: float | None = None
+    """Probability of the radius; None without a calibrated radius."""
+    radius_source: str | None = None
+    """What the radius was calibrated on: "labels" (labelled queries), or "map" (the map's own images, which
+    guarantees nothing). None without a calibrated radius."""
+    covariance: tuple[tuple[float, float, float], ...] | None = None
+    """Covariance of east, north (metres) and heading (radians, clockwise), 3×3, if the answer is not far
+    off."""
+    far: float | None = None
+    """Probability that the answer is far off, so that the covariance does not apply."""
 
     @property
     def sentence(self) -> str:
@@ -119,14 +145,26 @@ class Localization:
             return "No match: the searched area has no references."
         text = f"Best match {self.matches[0].name}"
         if self.pose is not None:
-            text += f" at ({self.pose.x:.1f}, {self.pose.y:.1f})"
-            if self.pose.matches > 1:  # the spread of a single match does not measure the error
-                text += f" ± {self.pose.spread:.1f} m"
+            text += f" at {self.place}"
         if self.probability is not None:
             text += f", correct with probability {self.probability:.2f}"
         if self.decision is not None:
             text += f": {self.decision}"
         return text + ("; probably not in this map." if self.in_map is False else ".")
+
+    @property
+    def place(self) -> str:
+        """The estimated position with its radius in words; empty if it is unknown."""
+        if self.pose is None:
+            return ""
+        if self.latitude is None or self.longitude is None:
+            text = f"({self.pose.x:.1f}, {self.pose.y:.1f})"
+        else:
+            text = f"{self.latitude:.5f}, {self.longitude:.5f}"
+        if self.radius is None or self.radius_level is None:
+            return f"{text} (radius unknown)"
+        estimated = ", estimated" if self.radius_source != "labels" else ""
+        return f"{text} (within {_meters(self.radius)} m: {percent(self.radius_level)}{estimated})"
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the answer to plain values for JSON.
@@ -137,38 +175,48 @@ class Localization:
         return {**{key: _plain(value) for key, value in asdict(self).items()}, "sentence": self.sentence}
 
 
-def fused_pose(matches: Sequence[Match], radius: float) -> Pose | None:
-    """Average the poses of the matches that agree with the best one and are not rejected.
+def best_pose(matches: Sequence[Match], radius: float) -> Pose | None:
+    """Return the pose of the best match.
+
+    Means of the matches that agree with it were farther from the truth (docs/maps.md, "Position").
 
     Args:
-        matches: The matches, best first. They are weighted by their probability, or by their similarity if
-            there is none.
+        matches: The matches, best first.
         radius: Distance in metres up to which a match agrees with the best one.
 
     Returns:
-        The weighted mean; None if there is no match, or the best one is rejected or has no position.
+        The pose; None if there is no match, or the best one is rejected or has no position.
     """
-    if not matches:
+    if not matches or matches[0].decision == Decision.REJECT or not math.isfinite(matches[0].x):
         return None
-    poses = np.array([[match.x, match.y, match.heading] for match in matches])
-    agrees = np.hypot(*(poses[:, :2] - poses[0, :2]).T) <= radius  # not if a position is unknown
-    used = agrees & np.array([match.decision != Decision.REJECT for match in matches])
-    if not used[0]:
-        return None
-    probable = all(match.probability is not None for match in matches)
-    weights = np.array([match.probability if probable else match.similarity for match in matches], np.float64)
-    pose, weight = poses[used], np.maximum(weights[used], 0.0)
-    weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(pose), 1 / len(pose))
-    center = weight @ pose[:, :2]
-    spread = math.sqrt(float(weight @ ((pose[:, :2] - center) ** 2).sum(axis=1)))
-    turn = np.radians(pose[:, 2])
-    with np.errstate(invalid="ignore"):  # a match that faces another direction has no heading of the query
-        aligned = np.cos(turn - turn[0]) >= math.cos(math.radians(SAME_VIEW))
-    heading = math.nan
-    if aligned.any():
-        east, north = weight[aligned] @ np.sin(turn[aligned]), weight[aligned] @ np.cos(turn[aligned])
-        heading = math.degrees(math.atan2(east, north)) % 360.0
-    return Pose(float(center[0]), float(center[1]), heading, spread, int(used.sum()))
+    best = matches[0]
+    gaps = [math.hypot(m.x - best.x, m.y - best.y) for m in matches if m.decision != Decision.REJECT]
+    near = [gap for gap in gaps if gap <= radius]  # not if a position is unknown
+    spread = math.sqrt(sum(gap**2 for gap in near) / len(near))
+    return Pose(best.x, best.y, best.heading, spread, len(near))
+
+
+def _meters(value: float) -> str:
+    """Return a distance rounded up, so that a radius keeps its probability."""
+    return f"{math.ceil(value):,}" if value >= 10 else f"{math.ceil(10 * value) / 10:g}"
+
+
+def with_pose(answer: Localization, pose: Pose | None) -> Localization:
+    """Return the answer with another pose, and its position in degrees.
+
+    Args:
+        answer: The answer.
+        pose: The pose in the frame of the answer; None if it is unknown, and so is its radius.
+
+    Returns:
+        The answer with the pose.
+    """
+    if pose is None:
+        unknown = replace(answer, pose=None, latitude=None, longitude=None, covariance=None, far=None)
+        return replace(unknown, radius=None, radius_level=None, radius_source=None)
+    degrees = unproject(np.array([[pose.x, pose.y]]), answer.frame)
+    latitude, longitude = (float(value[0]) if np.isfinite(value[0]) else None for value in degrees)
+    return replace(answer, pose=pose, latitude=latitude, longitude=longitude)
 
 
 def _plain(value: Json) -> Json:
@@ -184,8 +232,11 @@ def _plain(value: Json) -> Json:
 COLUMNS = (
     *("query", "rank", "name", "x", "y", "heading", "similarity", "kappa", "query_kappa", "uncertainty"),
     *("probability", "decision", "answer_probability", "inside", "pose_x", "pose_y", "pose_spread"),
-    *("answer_uncertainty", "calibration"),
+    *("answer_uncertainty", "calibration", "latitude", "longitude", "answer_latitude", "answer_longitude"),
+    *("frame", "radius", "radius_level", "radius_source", "far"),
 )
+FIRST_COLUMNS = COLUMNS[: COLUMNS.index("calibration") + 1]
+"""Columns of files that earlier versions wrote, which can be resumed, too."""
 
 
 def write_csv(answers: Sequence[Localization], file: str | Path) -> None:
@@ -216,7 +267,7 @@ class AnswerFile:
     def _resume(self, calibration: str) -> None:
         text = self.file.read_text(encoding="utf-8", errors="backslashreplace")
         rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))  # without an incomplete line
-        if text and text.partition("\n")[0].strip() != ",".join(COLUMNS):
+        if text and text.partition("\n")[0].strip() not in (",".join(COLUMNS), ",".join(FIRST_COLUMNS)):
             raise KappaPlaceError(f"{self.file} is not a file of answers. Choose another name, or remove it.")
         if any(row["calibration"] != calibration for row in rows):
             raise KappaPlaceError(
@@ -225,7 +276,8 @@ class AnswerFile:
         last = rows[-1]["query"] if rows else ""  # the rows of the last query may be incomplete
         complete = [row for row in rows if row["query"] != last]
         self.answered = {row["query"] for row in complete}
-        write_file(self.file, _csv([COLUMNS, *([row[column] for column in COLUMNS] for row in complete)]))
+        rows_again = ([row.get(column, "") for column in COLUMNS] for row in complete)
+        write_file(self.file, _csv([COLUMNS, *rows_again]))
 
     def add(self, answers: Sequence[Localization]) -> None:
         """Append answers to the file."""
@@ -247,10 +299,13 @@ def _rows(answer: Localization) -> list[list[Cell]]:
     pose = answer.pose
     estimate = (None, None, None) if pose is None else (pose.x, pose.y, pose.spread)
     own = (answer.probability, answer.inside, *estimate, answer.uncertainty, answer.calibration)
+    radius = (answer.frame, answer.radius, answer.radius_level, answer.radius_source, answer.far)
     rows = []
     for m in answer.matches:
         place = (answer.query, m.rank, m.name, m.x, m.y, m.heading, m.similarity, m.kappa, answer.kappa)
-        rows.append([_cell(value) for value in (*place, m.uncertainty, m.probability, m.decision, *own)])
+        degrees = (m.latitude, m.longitude, answer.latitude, answer.longitude)
+        values = (*place, m.uncertainty, m.probability, m.decision, *own, *degrees, *radius)
+        rows.append([_cell(value) for value in values])
     return rows
 
 
@@ -282,12 +337,7 @@ def write_pairs(answers: Sequence[Localization], file: str | Path, *, least: flo
         for m in answer.matches:
             if m.probability is not None and m.probability < least:
                 continue
-            for name in (answer.query, m.name):
-                if not name or name.split() != [name]:
-                    raise KappaPlaceError(
-                        f"Image names for hloc must not contain spaces, got {name!r}. Rename the image."
-                    )
-            pair, probability = f"{answer.query} {m.name}", m.probability
+            pair, probability = pair_line(answer.query, m.name), m.probability
             plain.append(f"{pair}\n")
             number = "nan" if probability is None else f"{probability:.6f}"
             scored.append(f"{pair} {number} {m.similarity:.6f}\n")
@@ -296,6 +346,16 @@ def write_pairs(answers: Sequence[Localization], file: str | Path, *, least: flo
         data = "".join(lines).encode("utf-8", "surrogateescape")  # names of image files need not be UTF-8
         write_file(path, data)
     return scores
+
+
+def pair_line(first: str, second: str) -> str:
+    """Return a line of a list of pairs for hloc or COLMAP; raise an error if a name contains a space."""
+    for name in (first, second):
+        if not name or name.split() != [name]:
+            raise KappaPlaceError(
+                f"Image names for hloc must not contain spaces, got {name!r}. Rename the image."
+            )
+    return f"{first} {second}"
 
 
 class DecidedAnswer(NamedTuple):
@@ -338,11 +398,11 @@ def decide_answer(
         return DecidedAnswer(answer, max_risk, answer.guaranteed)
     top = rule.decide(uncertainty=[answer.uncertainty], probability=[answer.probability])[0].value
     note = f"Decided for a risk of {percent(max_risk)}. This is an estimate, not a guarantee."
-    matches = _decided_matches(answer, match_rule(own, max_risk), top, radius)
-    pose = fused_pose(matches, radius)
+    matches = decided_matches(answer, match_rule(own, max_risk), top, radius)
+    pose = best_pose(matches, radius)
     notes = (*answer.notes, note)
-    decided_answer = replace(answer, decision=top, matches=matches, pose=pose, notes=notes, guaranteed=False)
-    return DecidedAnswer(decided_answer, max_risk, False)
+    decided_answer = replace(answer, decision=top, matches=matches, notes=notes, guaranteed=False)
+    return DecidedAnswer(with_pose(decided_answer, pose), max_risk, False)
 
 
 def match_rule(own: DecisionRule | None, max_risk: float) -> DecisionRule:
@@ -351,7 +411,18 @@ def match_rule(own: DecisionRule | None, max_risk: float) -> DecisionRule:
     return rule_by_probability(max_risk, reject if reject is not None and reject < 1 - max_risk else None)
 
 
-def _decided_matches(answer: Localization, rule: DecisionRule, top: str, radius: float) -> tuple[Match, ...]:
+def decided_matches(answer: Localization, rule: DecisionRule, top: str, radius: float) -> tuple[Match, ...]:
+    """Decide the matches of an answer.
+
+    Args:
+        answer: The answer.
+        rule: Thresholds on the probability of a match.
+        top: Decision on the best match; no other is better.
+        radius: Distance in metres within which two images show the same place.
+
+    Returns:
+        The matches with their decisions.
+    """
     best, others = answer.matches[0], answer.matches[1:]
     if any(match.probability is None for match in answer.matches):  # only best matches were labelled
         return (replace(best, decision=top), *(replace(match, decision=None) for match in others))

@@ -23,10 +23,14 @@ from kappaplace.calibration.calibration import (
 )
 from kappaplace.calibration.decision import decide_matches, match_probabilities
 from kappaplace.calibration.domain import Domain
+from kappaplace.calibration.radius import RadiusModel
 from kappaplace.calibration.sources import shipped_note
 from kappaplace.checks import percent
+from kappaplace.data.geodesy import circle_in_frame, unproject
+from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.answer import Localization, Match, fused_pose
+from kappaplace.maps.answer import Localization, Match, best_pose, with_pose
+from kappaplace.maps.directions import CELL, direction_note
 from kappaplace.maps.options import LocalizeOptions
 from kappaplace.maps.references import MapReferences
 from kappaplace.maps.store import MapStore
@@ -43,7 +47,7 @@ NOT_CALIBRATED = (
 )
 PRIOR = (
     "Only part of the map was searched. Probabilities were calibrated on the whole map, so no risk is "
-    "guaranteed."
+    "guaranteed, and no radius."
 )
 RERANKED = (
     "Matches are ordered by probability. The probability of the answer was calibrated for the order by "
@@ -127,7 +131,8 @@ def locate(
     Raises:
         KappaPlaceError: If the map is empty, or images or a calibration are needed but missing.
     """
-    k, area, outside_rate = options.k, options.area, options.outside_rate
+    k, outside_rate, frame = options.k, options.outside_rate, references.store.manifest.frame
+    area = None if options.area is None else circle_in_frame(options.area, frame)
     calibration, shipped, bank = calibrations.own, calibrations.shipped, calibrations.bank
     by_probability = options.order == "probability"
     count = _rerank_count(options.rerank, calibration or shipped, queries)
@@ -137,7 +142,8 @@ def locate(
     clock.lap("search")
     remarks = [*notes, *((PRIOR,) if area is not None and (calibration or shipped) else ())]
     if not pool.indices.shape[1]:
-        return [_no_match(name, kappa, remarks) for name, kappa in zip(names, _kappas(queries), strict=True)]
+        kappas = zip(names, _kappas(queries), strict=True)
+        return [_no_match(name, kappa, remarks, frame) for name, kappa in kappas]
     evidence = None
     if count:
         try:
@@ -169,18 +175,31 @@ def locate(
         remarks += [UNLIKE_BANK] if domain is None or not domain.conclusive else []
     remarks += _outside_note(calibration, outside_rate)
     clock.lap("decide")
-    answers = _answers(references, names, evidence, calibration, judgment, signals)
+    radius = None if calibration is None or by_probability else calibration.radius
+    if _more_outside(calibration, outside_rate):
+        radius = None
+    answers = _answers(references, names, evidence, calibration, judgment, signals, radius)
     clock.lap("answer")
     return [
         replace(
             answer,
             matches=_by_probability(answer.matches)[:k] if by_probability else answer.matches[:k],
-            notes=(*answer.notes, *remarks),
+            notes=(*answer.notes, *remarks, *_direction_notes(references, answer, options.heading, area)),
             seconds=dict(clock.seconds),
             calibration="" if calibration is None else calibration.fingerprint,
         )
         for answer in answers
     ]
+
+
+def _direction_notes(
+    references: MapReferences, answer: Localization, heading: float | None, area: Circle | None
+) -> list[str]:
+    """Return a note if the map has no image that looks in the direction of the query."""
+    if area is None and answer.pose is not None:
+        area = (answer.pose.x, answer.pose.y, CELL * references.store.manifest.radius)
+    note = "" if area is None or heading is None else direction_note(references, area, heading)
+    return [note] if note else []
 
 
 def _calibration_for(
@@ -226,12 +245,20 @@ def _check_request(
 
 def _outside_note(calibration: Calibration | None, outside_rate: float | None) -> list[str]:
     """Return a note if more queries are out-of-map than the decision thresholds assume."""
-    if calibration is None or calibration.rule is None or outside_rate is None:
+    if calibration is None or calibration.rule is None or not _more_outside(calibration, outside_rate):
         return []
-    then = calibration.right.fitted_rate if calibration.outside_rate is None else calibration.outside_rate
-    if outside_rate <= then:
-        return []
-    return [MORE_OUTSIDE.format(then=percent(then), now=percent(outside_rate))]
+    assert outside_rate is not None
+    return [MORE_OUTSIDE.format(then=percent(_rate_of(calibration)), now=percent(outside_rate))]
+
+
+def _rate_of(calibration: Calibration) -> float:
+    """Return the fraction of out-of-map queries that a calibration assumes."""
+    return calibration.right.fitted_rate if calibration.outside_rate is None else calibration.outside_rate
+
+
+def _more_outside(calibration: Calibration | None, outside_rate: float | None) -> bool:
+    """Return whether more queries are out-of-map than the calibration assumes."""
+    return calibration is not None and outside_rate is not None and outside_rate > _rate_of(calibration)
 
 
 def rerank_of(calibration: Calibration | None) -> int:
@@ -285,6 +312,7 @@ def _answers(
     calibration: Calibration | None,
     judgment: Judgment,
     signals: dict[str, Floats],
+    radius_model: RadiusModel | None,
 ) -> list[Localization]:
     """Return one answer per query, without notes and times."""
     store, radius = references.store, references.store.manifest.radius
@@ -294,27 +322,37 @@ def _answers(
     decisions = _match_decisions(calibration, judgment, apart)
     probabilities = _match_probabilities(judgment, apart)
     kappas, matches = _kappas(evidence.queries), _matches(store, evidence, probabilities, poses, decisions)
+    estimate = None if radius_model is None else radius_model.estimate(judgment.uncertainty, poses[:, 0, 2])
     answers = []
     for row, name in enumerate(names):
         reason = judgment.reasons[row] if judgment.reasons else ""
         valid = judgment.probability is not None and not reason
         inside = None if judgment.inside is None or reason else float(judgment.inside[row])
-        answers.append(
-            Localization(
-                query=name,
-                kappa=kappas[row],
-                uncertainty=float(judgment.uncertainty[row]),
-                probability=probabilities[row][0] if valid else None,
-                inside=inside,
-                decision=None if judgment.decision is None else judgment.decision[row],
-                in_map=None if inside is None else inside >= SAME_PLACE,
-                pose=fused_pose(matches[row], radius),
-                matches=matches[row],
-                signals={key: float(values[row]) for key, values in signals.items()},
-                notes=(UNLIKE.format(reason=reason),) if reason else (),
-                guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
-            )
+        answer = Localization(
+            query=name,
+            kappa=kappas[row],
+            uncertainty=float(judgment.uncertainty[row]),
+            probability=probabilities[row][0] if valid else None,
+            inside=inside,
+            decision=None if judgment.decision is None else judgment.decision[row],
+            in_map=None if inside is None else inside >= SAME_PLACE,
+            pose=None,
+            matches=matches[row],
+            signals={key: float(values[row]) for key, values in signals.items()},
+            notes=(UNLIKE.format(reason=reason),) if reason else (),
+            guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
+            frame=store.manifest.frame,
         )
+        if radius_model is not None and estimate is not None and not reason:
+            answer = replace(
+                answer,
+                radius=float(estimate.radius[row]) if np.isfinite(estimate.radius[row]) else None,
+                radius_level=radius_model.level,
+                radius_source=radius_model.source,
+                covariance=tuple(map(tuple, estimate.covariance[row].tolist())),
+                far=float(estimate.far[row]),
+            )
+        answers.append(with_pose(answer, best_pose(matches[row], radius)))
     return answers
 
 
@@ -359,9 +397,10 @@ def _matches(
     """Return the matches of each query."""
     references, uncertainty = evidence.matches.indices, plain_score(evidence).match
     assert uncertainty is not None
+    latitude, longitude = unproject(poses[:, :, :2].reshape(-1, 2), store.manifest.frame)
     columns = zip(
         references.tolist(),
-        poses.tolist(),
+        np.dstack([poses, latitude.reshape(references.shape), longitude.reshape(references.shape)]).tolist(),
         evidence.cosines.tolist(),
         store.gather("kappa", references).tolist(),
         uncertainty(evidence).tolist(),
@@ -385,17 +424,21 @@ def _matches(
                 decision=decision,
                 reference=reference,
                 image=store.image_path(reference),
+                latitude=north,
+                longitude=east,
             )
-            for rank, (reference, (x, y, heading, time), similarity, kappa, score, probability, decision) in (
-                enumerate(zip(*row, strict=True), 1)
+            for rank, (reference, place, similarity, kappa, score, probability, decision) in enumerate(
+                zip(*row, strict=True), 1
             )
+            for x, y, heading, time, north, east in (place,)
         )
         for row in columns
     ]
 
 
-def _no_match(name: str, kappa: float, notes: Sequence[str]) -> Localization:
-    return Localization(name, kappa, math.nan, None, None, None, None, None, (), {}, tuple(notes))
+def _no_match(name: str, kappa: float, notes: Sequence[str], frame: str) -> Localization:
+    unknown = Localization(name, kappa, math.nan, None, None, None, None, None, (), {}, tuple(notes))
+    return replace(unknown, frame=frame)
 
 
 def _kappas(queries: Queries) -> list[float]:

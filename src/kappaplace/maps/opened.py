@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import overload
 
@@ -28,8 +29,9 @@ from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization
 from kappaplace.maps.embed import adopt_model, model_of, preprocessing_of
+from kappaplace.maps.follow import Follower
 from kappaplace.maps.localize import Calibrations, locate, rerank_of
-from kappaplace.maps.options import LocalizeOptions, Order
+from kappaplace.maps.options import LocalizeOptions, Order, SequenceOptions
 from kappaplace.maps.references import MapReferences
 from kappaplace.maps.store import MapStore
 from kappaplace.maps.store.manifest import PROTOCOL, Manifest, read_manifest
@@ -39,7 +41,10 @@ from kappaplace.maps.tune.monitor import drift_note
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import as_sources, embed_images, patch_maps_of
 from kappaplace.retrieval import Circle, EngineOptions, open_search
+from kappaplace.retrieval.agreement import PatchMatches
 from kappaplace.retrieval.columns import COARSE
+from kappaplace.retrieval.patch_codes import LocalFeatures
+from kappaplace.retrieval.patches import patch_matches
 from kappaplace.retrieval.references import Queries, draw
 from kappaplace.types import Embeddings, Json
 
@@ -51,11 +56,11 @@ def is_one_image(images: Iterable[Source] | Source) -> bool:
     return isinstance(images, str | os.PathLike | bytes) or not isinstance(images, Sequence | Iterator)
 
 
-def query_names(sources: Sequence[Source]) -> list[str]:
-    """Return a name for each query: its path, or its number."""
+def query_names(sources: Sequence[Source], first: int = 0) -> list[str]:
+    """Return a name for each query: its path, or its number, counted from ``first``."""
     return [
         os.fspath(source) if isinstance(source, str | os.PathLike) else f"query {i}"
-        for i, source in enumerate(sources)
+        for i, source in enumerate(sources, first)
     ]
 
 
@@ -269,6 +274,7 @@ class OpenMap:
         order: Order = "similarity",
         outside_rate: float | None = None,
         rerank: int | None = None,
+        heading: float | None = None,
         batch_size: int = 32,
     ) -> Localization: ...
 
@@ -282,6 +288,7 @@ class OpenMap:
         order: Order = "similarity",
         outside_rate: float | None = None,
         rerank: int | None = None,
+        heading: float | None = None,
         batch_size: int = 32,
     ) -> list[Localization]: ...
 
@@ -295,6 +302,7 @@ class OpenMap:
         order: Order = "similarity",
         outside_rate: float | None = None,
         rerank: int | None = None,
+        heading: float | None = None,
         batch_size: int = 32,
     ) -> Localization | list[Localization]:
         """Estimate where images were taken.
@@ -302,11 +310,14 @@ class OpenMap:
         Args:
             images: One image or several: paths, bytes, Pillow images or H×W×3 uint8 arrays.
             k: Number of matches per query.
-            area: Search only this circle: x, y and radius in metres in the frame of the map.
+            area: Search only this circle: x, y and radius in metres in the frame of the map, or latitude,
+                longitude (degrees) and radius (metres).
             order: Order of the matches: "similarity" or "probability".
             outside_rate: Expected fraction of out-of-map queries. Default: the calibrated one.
             rerank: Number of top matches to re-rank by patch matching. Default: the number at calibration,
                 or 0. The images of the map are read only if it does not store their patches.
+            heading: Direction in which the images look, in degrees clockwise from north. A note tells you if
+                the map has no such image there.
             batch_size: Number of images to embed at once.
 
         Returns:
@@ -328,7 +339,7 @@ class OpenMap:
         >>> answer.matches[0].name, round(answer.matches[0].similarity, 3), answer.probability
         ('green.png', 1.0, None)
         """
-        options = LocalizeOptions(k, area, order, outside_rate, rerank)
+        options = LocalizeOptions(k, area, order, outside_rate, rerank, heading)
         sources = as_sources(images)
         if not sources:
             raise KappaPlaceError("The list of images to localize is empty. Pass at least one image.")
@@ -386,6 +397,89 @@ class OpenMap:
                 if self.manifest.model.fingerprint != fingerprint:
                     raise self._another_model() from None
         raise AssertionError("unreachable")
+
+    def follow(self, step: float | None = None) -> Follower:
+        """Follow a camera through the map: fuse the answers to its images, one after another.
+
+        Args:
+            step: Typical distance in metres between two consecutive images. Default: estimated from them.
+
+        Returns:
+            State of the sequence, for `localize_sequence`.
+
+        Raises:
+            KappaPlaceError: If the map has no positions and no frame numbers, or no calibration.
+        """
+        self._store.check_not_empty()
+        return Follower(self._store, self.calibration or self.borrowed, step)
+
+    def localize_sequence(
+        self,
+        images: Iterable[Source],
+        options: LocalizeOptions | None = None,
+        sequence: SequenceOptions | None = None,
+        *,
+        follower: Follower | None = None,
+        batch_size: int = 32,
+    ) -> list[Localization]:
+        """Estimate where the images of a sequence were taken, each with the help of the others.
+
+        Args:
+            images: Images in the order in which they were taken. Not all of them are in memory at once.
+            options: Options of the localization. Default: `LocalizeOptions` with its defaults.
+            sequence: Options of the sequence. Default: `SequenceOptions` with its defaults.
+            follower: State of earlier images, from `follow`. Then each image is answered from the images
+                before it, and the next call continues the sequence.
+            batch_size: Number of images to embed at once.
+
+        Returns:
+            One answer per image, in order. Its probability is that of the sequence, without a guarantee.
+
+        Raises:
+            KappaPlaceError: If an image cannot be read, or the map has no calibration or no positions.
+        """
+        options, sequence = options or LocalizeOptions(), sequence or SequenceOptions()
+        causal = sequence.causal or follower is not None
+        follower = follower or self.follow(sequence.step)
+        answers: list[Localization] = []
+        descriptors: list[NDArray[np.floating]] = []
+        stream = iter(images)
+        while sources := as_sources(list(islice(stream, batch_size))):
+            embeddings = self.embed(sources, batch_size, patches=self.compares(options.rerank))
+            names = query_names(sources, len(answers))
+            part = self.localize_embeddings(embeddings, names, options, images=sources)
+            if self._store is not follower.store:
+                raise KappaPlaceError(
+                    f"The map {self.folder} has changed during the sequence. Start it again."
+                )
+            if causal:
+                part = [follower.add(*pair) for pair in zip(part, embeddings.descriptor, strict=True)]
+            answers += part
+            descriptors += list(embeddings.descriptor)
+        if not answers:
+            raise KappaPlaceError("The sequence to localize is empty. Pass at least one image.")
+        return answers if causal else follower.fuse(answers, np.stack(descriptors))
+
+    def match_evidence(
+        self, query: Source, reference: int, patches: NDArray[np.float16] | None = None
+    ) -> PatchMatches:
+        """Return the patches of a query that agree with a reference: the evidence behind a match.
+
+        Args:
+            query: Image of the query.
+            reference: Number of the reference in the map.
+            patches: Feature map of the query, 1×C×H×W. Default: computed from the image.
+
+        Returns:
+            The pairs of patches.
+
+        Raises:
+            KappaPlaceError: If the model has no patch maps, or patches of the reference are neither stored
+                nor can be computed.
+        """
+        maps = self._patch_maps([query]) if patches is None else torch.from_numpy(patches)
+        other = self.references.local(np.array([reference]))
+        return patch_matches(LocalFeatures.of(maps.to(other.cells.device)), other)
 
     def _another_model(self) -> KappaPlaceError:
         """Return the error for embeddings of the previous model of the map."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, SupportsFloat
 
 from kappaplace.checks import check_compared, checked_seed, choice, share, within
@@ -135,7 +136,8 @@ class LocalizeOptions:
 
     k: Annotated[int, Help("Number of matches per query.", ("--k", "-k"))] = 10
     area: Circle | None = None
-    """Search only this circle: x, y and radius in metres in the frame of the map. Default: the whole map."""
+    """Search only this circle: x, y and radius in metres in the frame of the map, or latitude, longitude
+    (degrees) and radius (metres). Default: the whole map."""
     order: Annotated[Order, Help("Order of the matches.")] = "similarity"
     """With ``rerank``, the order by similarity starts with the matches whose patches agree best."""
     outside_rate: Annotated[
@@ -143,9 +145,18 @@ class LocalizeOptions:
     ] = None
     rerank: Rerank = None
     """Number of top matches to re-rank by patch matching. Default: as calibrated, or 0."""
+    heading: Annotated[
+        float | None,
+        Help(
+            "Direction in which the query looks, in degrees clockwise from north. A note tells you if the "
+            "map has no such image there."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         within(self.k, "k", 1)
+        if self.heading is not None:
+            within(self.heading, "heading", 0, 360)
         if isinstance(self.rerank, bool):
             raise KappaPlaceError(
                 f"rerank must be a number of matches, got {self.rerank}. To order matches by probability, "
@@ -159,11 +170,35 @@ class LocalizeOptions:
             object.__setattr__(self, "area", area_of(self.area))
 
 
+@dataclass(frozen=True)
+class SequenceOptions:
+    """Options for localizing the images of a sequence together.
+
+    Raises:
+        KappaPlaceError: If a value is out of range.
+    """
+
+    step: Annotated[
+        float | None,
+        Help(
+            "Typical distance between two consecutive images, in metres (in frames, if the map has no "
+            "positions). Default: estimated from the images."
+        ),
+    ] = None
+    causal: Annotated[
+        bool, Help("Answer each image from earlier images only, as on a live stream.", ("--causal",))
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            within(self.step, "step", 1e-3, MOST_SPEED)
+
+
 def area_of(area: Sequence[object] | object) -> Circle:
     """Return a circle as x, y and radius.
 
     Args:
-        area: (x, y, radius), or ((x, y), radius) as in earlier versions.
+        area: (x, y, radius), or ((x, y), radius) as in earlier versions, or text: "45.751,21.224,100m".
 
     Returns:
         x, y and radius.
@@ -172,11 +207,17 @@ def area_of(area: Sequence[object] | object) -> Circle:
         KappaPlaceError: If the values are not three numbers, or the radius is negative.
     """
     parts = area if isinstance(area, Sequence) else ()
-    if len(parts) == 2 and isinstance(parts[0], Sequence):
+    if isinstance(area, str):
+        parts = area.strip().removesuffix("m").split(",")
+    elif len(parts) == 2 and isinstance(parts[0], Sequence):
         parts = (*parts[0], parts[1])
-    if len(parts) != 3 or not all(isinstance(part, SupportsFloat) for part in parts):
-        raise KappaPlaceError(f"area must be x, y and radius in metres, got {area!r}.")
-    x, y, radius = map(float, parts)
+    try:
+        x, y, radius = (float(part) for part in parts if isinstance(part, SupportsFloat | str))
+    except ValueError:
+        raise KappaPlaceError(
+            "area must be three numbers, x, y and radius in metres, or LAT,LON,RADIUS in degrees and metres, "
+            f"got {area!r}."
+        ) from None
     return checked_circle((x, y, radius))
 
 
@@ -249,3 +290,27 @@ class GeotagOptions:
         check_compared(self.rerank or 0)
         if self.max_risk is not None:
             share(self.max_risk, "risk")
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Options for comparing pairs of images.
+
+    Raises:
+        KappaPlaceError: If a value is out of range.
+    """
+
+    same_rate: Annotated[
+        float, Help("Expected fraction of the pairs that show the same place; all others look alike.")
+    ] = 0.5
+    calibration: Annotated[
+        Path | None, Help("Calibration of pairs, written with --fit. Default: the shipped calibration.")
+    ] = None
+    batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
+    device: Annotated[str, Help("Device: cpu, cuda, cuda:1 or mps. Default: the first GPU, or cpu.")] = ""
+    evidence: bool = False
+    """Whether to return the pairs of patches that agree."""
+
+    def __post_init__(self) -> None:
+        share(self.same_rate, "same_rate")
+        within(self.batch_size, "batch_size", 1)

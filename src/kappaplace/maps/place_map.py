@@ -22,6 +22,7 @@ from kappaplace.retrieval import EngineOptions
 if TYPE_CHECKING:
     from kappaplace.calibration.calibration import Calibration
     from kappaplace.calibration.options import CalibrateOptions
+    from kappaplace.maps.directions import Directions
     from kappaplace.maps.options import FitOptions, LabelOptions
     from kappaplace.maps.tune.fit import FitResult
     from kappaplace.maps.tune.label_sheet import Sheet
@@ -222,6 +223,16 @@ class PlaceMap(OpenMap):
             "kappaplace": manifest.kappaplace,
             "borrowed": self.borrowed is not None,
         }
+
+    def directions(self) -> Directions:
+        """Count the references by cell and direction of view.
+
+        Returns:
+            Where and in which directions the map sees.
+        """
+        from kappaplace.maps.directions import directions_of
+
+        return directions_of(self.store)
 
     def verify(self) -> list[str]:
         """Compare every file with its checksum.

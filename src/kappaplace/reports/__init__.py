@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kappaplace.reports.map_tune import fit_verdict as fit_verdict
     from kappaplace.reports.map_tune import write_drift as write_drift
     from kappaplace.reports.map_tune import write_fit_report as write_fit_report
+    from kappaplace.reports.pairs import draw_evidence as draw_evidence
     from kappaplace.reports.runs import draw_trajectory as draw_trajectory
     from kappaplace.reports.runs import write_paper_report as write_paper_report
     from kappaplace.reports.runs import write_slam as write_slam

@@ -206,20 +206,21 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool =
     return Table(tuple(header), tuple(tuple(map(Cell, row)) for row in rows), words=words).html()
 
 
-def picture(png: bytes, alternative: str, caption: str) -> str:
+def picture(png: bytes, alternative: str, caption: str, kind: str = "png") -> str:
     """Return a figure with its caption.
 
     Args:
         png: The image.
         alternative: Text for readers who cannot see it.
         caption: Explanation of how to read the figure.
+        kind: Format of the image: png or jpeg.
 
     Returns:
         HTML of the figure.
     """
     data = base64.b64encode(png).decode("ascii")
     return (
-        f'<figure><img alt="{html.escape(alternative)}" src="data:image/png;base64,{data}">'
+        f'<figure><img alt="{html.escape(alternative)}" src="data:image/{kind};base64,{data}">'
         f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     )
 

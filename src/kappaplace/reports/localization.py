@@ -35,6 +35,7 @@ from kappaplace.maps import (
 from kappaplace.progress import track
 from kappaplace.reports.figures import COLORS, RIGHT, WIDTH, new_figure, styled
 from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table, template
+from kappaplace.reports.pairs import evidence_jpeg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +72,7 @@ def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: st
         )
     sections += [_overview(store, shown)] if len(shown) > 1 else []
     for answer in shown:
-        sections += _answer(store, answer, only=len(shown) == 1)
+        sections += _answer(place_map, answer, only=len(shown) == 1)
     queries = "1 query" if len(answers) == 1 else f"{len(answers):,} queries"
     lead = f"{queries} in a map of {len(store):,} references"
     text = page(f"Where was this? {store.manifest.name}".strip(), lead, sections)
@@ -131,8 +132,8 @@ def _overview(store: MapStore, answers: Sequence[Localization]) -> str:
     return "" if figure is None else picture(png_of(figure), "Map with all answers", caption)
 
 
-def _answer(store: MapStore, answer: Localization, only: bool) -> list[str]:
-    name = PurePath(answer.query).name
+def _answer(place_map: PlaceMap, answer: Localization, only: bool) -> list[str]:
+    store, name = place_map.store, PurePath(answer.query).name
     pieces = [heading(name), paragraph(answer.sentence)]
     words = [f"κ {answer.kappa:,.3g}"] if np.isfinite(answer.kappa) else []
     cards = [card("query", name, picture_data(answer.query, None), ["query", *words])]
@@ -144,11 +145,30 @@ def _answer(store: MapStore, answer: Localization, only: bool) -> list[str]:
         image = picture_data(match.image, store.thumbnail(match.reference))
         cards.append(card(frame, PurePath(match.name).name, image, captions))
     pieces.append(f'<div class="row">{"".join(cards)}</div>')
+    pieces += _evidence(place_map, answer)
     if only and (figure := map_figure(store, [answer])) is not None:
         caption = "Gray: the map. Blue: the matches; higher ranks are larger. Star: the estimated position."
         pieces.append(picture(png_of(figure), "Map with the matches", caption))
     pieces.append(_table(answer))
     return pieces
+
+
+def _evidence(place_map: PlaceMap, answer: Localization) -> list[str]:
+    """Return the picture of the patches that agree with the best match, if they are known."""
+    if not answer.matches:
+        return []
+    best, store = answer.matches[0], place_map.store
+    try:
+        evidence = place_map.match_evidence(answer.query, best.reference)
+        image = store.thumbnail(best.reference) or best.image
+        data = evidence_jpeg(answer.query, image, evidence)
+    except KappaPlaceError:  # an image has moved, or the model has no patches
+        return []
+    caption = (
+        f"Lines: patches that agree between the query (left) and the best match (right), "
+        f"{len(evidence.weights):,} in all. Many parallel lines speak for the same place."
+    )
+    return [picture(data, "Patches that agree with the best match", caption, "jpeg")]
 
 
 def _table(answer: Localization) -> str:

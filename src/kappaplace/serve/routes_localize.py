@@ -50,7 +50,7 @@ def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Json]:
     key = "image" if single else "images"
     fields = {name: part for name, part in schema["properties"].items() if name != key}
     if "area" in fields:
-        fields["area"] = {"type": "string", "description": "x,y,radius in metres", "pattern": _THREE}
+        fields["area"] = {"type": "string", "description": AREA, "pattern": _THREE}
     form: dict[str, Json] = {
         "type": "object",
         "required": ["image"],
@@ -68,8 +68,9 @@ def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Json]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-_NUMBER = r"[+-]?\d{1,9}(\.\d{1,6})?"
-_THREE = rf"^{_NUMBER},{_NUMBER},\d{{1,9}}(\.\d{{1,6}})?$"
+AREA = "x,y,radius in metres, or latitude,longitude in degrees and radius in metres"
+_NUMBER = r"[+-]?\d{1,9}(\.\d{1,9})?"
+_THREE = rf"^{_NUMBER},{_NUMBER},\d{{1,9}}(\.\d{{1,6}})?m?$"
 
 
 @router.post(
@@ -189,7 +190,7 @@ def _checked(shape: type[Model], values: Mapping[str, Json], images: list[bytes]
     for name in {"area", "near"} & parts.keys():
         text = parts[name]
         if isinstance(text, str):
-            parts[name] = text.split(",")
+            parts[name] = text.strip().removesuffix("m").split(",")
     parts |= {"image": ""} if single else {"images": [""] * len(images)}
     try:
         return shape.model_validate(parts)

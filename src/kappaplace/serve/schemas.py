@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from kappaplace.maps import LocalizeOptions, Order, area_of
 from kappaplace.types import Json
@@ -19,9 +19,23 @@ Risk = Annotated[
 ]
 Area = Annotated[
     list[Meters],
-    Field(min_length=3, max_length=3, description="x, y and radius in metres of the map's frame."),
+    Field(
+        min_length=3,
+        max_length=3,
+        description="x, y and radius in metres of the map's frame, or latitude, longitude and radius.",
+    ),
 ]
 MapName = Annotated[str, Field(description="Name of the map. Default: the first one.")]
+Session = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Id of a sequence, chosen by the client. Images with the same id are frames of one "
+        "camera, in the order of the requests; each answer is fused with the earlier ones, and no risk is "
+        "guaranteed. A sequence starts again after ten minutes without images, and when the map changes.",
+        examples=["bus-7f3a"],
+    ),
+]
 _IMAGE = "JPEG, PNG or WebP file (HEIC if the operator allows it) as base64 or as a data: URL."
 
 
@@ -51,15 +65,32 @@ class Options(Body):
         le=1000,
         description="Number of top matches to re-rank by patch matching. Default: the number at calibration.",
     )
+    heading: float | None = Field(
+        None,
+        ge=0,
+        le=360,
+        description="Direction in which the image looks, in degrees clockwise from north, if it is known. A "
+        "note tells you if the map has no such image there.",
+    )
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
+    session: Session | None = None
+    evidence: bool = Field(
+        False, description="Whether to return the patches that agree with the best match, for a drawing."
+    )
     map: MapName | None = None
+
+    @model_validator(mode="after")
+    def _one_risk(self) -> Options:
+        if self.session is not None and self.max_risk is not None:
+            raise ValueError("max_risk cannot be used with session, whose risk is that of the calibration")
+        return self
 
     def localize_options(self) -> LocalizeOptions:
         """Return the options for the map."""
         area = None if self.area is None else area_of(self.area)
-        return LocalizeOptions(self.k, area, self.order, rerank=self.rerank)
+        return LocalizeOptions(self.k, area, self.order, rerank=self.rerank, heading=self.heading)
 
 
 class LocalizeBody(Options):
@@ -82,10 +113,13 @@ class EmbedBody(Body):
 
 
 class Placed(Body):
-    """Position of an image to append. Without x and y, the GPS position of its EXIF data is used, if any."""
+    """Position of an image to append, in metres or in degrees. Default: the GPS position of its EXIF data, if
+    any."""
 
     x: Meters | None = Field(None, description="Metres east in the map's frame.")
     y: Meters | None = Field(None, description="Metres north in the map's frame.")
+    latitude: float | None = Field(None, ge=-90, le=90, description="Degrees north (WGS 84), instead of y.")
+    longitude: float | None = Field(None, ge=-360, le=360, description="Degrees east, instead of x.")
     heading: float | None = Field(None, ge=0, le=360, description="Degrees clockwise from north.")
     time: float | None = Field(None, description="Seconds since 1970.")
 
@@ -104,9 +138,10 @@ class PoseOut(Out):
     y: float
     heading: float | None
     spread: float
-    """Spread of the matches in metres."""
+    """Root mean square distance of the matches that agree, in metres. It does not measure the error; the
+    `radius` of the answer does."""
     matches: int
-    """Number of matches that the position is based on."""
+    """Number of matches that agree with the best one."""
 
 
 class MatchOut(Out):
@@ -128,6 +163,8 @@ class MatchOut(Out):
     """Index of the reference in this version of the map."""
     thumbnail: str
     """URL of the reference's thumbnail."""
+    latitude: float | None
+    longitude: float | None
 
 
 class LocalizationOut(Out):
@@ -149,11 +186,32 @@ class LocalizationOut(Out):
     guaranteed: bool
     """Whether this risk limit is guaranteed."""
     pose: PoseOut | None
+    latitude: float | None
+    """Degrees north of the estimated position (WGS 84); null without a pose, or in a local frame."""
+    longitude: float | None
+    """Degrees east of the estimated position (WGS 84)."""
+    frame: str
+    """Frame of x and y: EPSG codes, or local."""
+    time: float | None = None
+    """Time of the image of a sequence in seconds since 1970; null over HTTP."""
+    radius: float | None
+    """The true position is within this many metres of the pose with probability `radius_level`; null if no
+    such radius is known."""
+    radius_level: float | None
+    radius_source: str | None
+    """labels, or map (calibrated on the map's own images, which guarantees nothing)."""
+    covariance: list[list[float]] | None
+    """3×3 covariance of east, north (metres) and heading (radians) if the answer is not far off."""
+    far: float | None
+    """Probability that the answer is far off, so that the covariance does not apply."""
     matches: list[MatchOut]
     signals: dict[str, float | None]
     notes: list[str]
     seconds: dict[str, float]
     calibration: str
+    evidence: list[list[float]] | None = None
+    """Patches of the query that agree with the best match: x and y in the query, x and y in the match (from
+    0 to 1), and a weight. null unless requested, or if the map has no patches."""
 
 
 class BatchOut(Out):

@@ -19,7 +19,7 @@ from fastapi import Depends, Query, Request
 from PIL import Image
 
 from kappaplace.calibration import Calibration
-from kappaplace.data import PlaceImages, Preprocessing
+from kappaplace.data import LOCAL_FRAME, PlaceImages, Preprocessing, project_point
 from kappaplace.errors import KappaPlaceError, MapLocked
 from kappaplace.files import make_folder, remove_debris, remove_path, replace_file
 from kappaplace.maps import (
@@ -41,6 +41,7 @@ from kappaplace.serve.batching import Batcher
 from kappaplace.serve.decoders import Decoded, Decoders
 from kappaplace.serve.protect import ApiError, busy
 from kappaplace.serve.schemas import ErrorOut, Options, Placed
+from kappaplace.serve.sessions import Sessions
 from kappaplace.serve.settings import Settings
 from kappaplace.types import Embeddings, Json
 
@@ -71,6 +72,8 @@ class Answer(NamedTuple):
     """The decided localization; None if the image was only embedded."""
     version: int
     """Version of the map that answered."""
+    evidence: list[list[float]] | None = None
+    """Patches that agree with the best match; None unless requested."""
 
 
 class ServedMap:
@@ -101,6 +104,7 @@ class ServedMap:
             room=settings.queue,
             report=report,
         )
+        self._sessions = Sessions(place_map)
         self.ready, self.failure = False, ""
         # One append at a time, and not in the decoder threads, which queries need.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="append")
@@ -187,8 +191,36 @@ class ServedMap:
             for row, localization in zip(rows, localizations, strict=True):
                 request = jobs[row].options
                 max_risk = None if request is None else request.max_risk
-                answers[row] = Answer(embeddings.take(row), self._decide(localization, max_risk), version)
+                decided = self._decide(localization, max_risk)
+                evidence = None
+                if request is not None and request.evidence:
+                    evidence = self._evidence(jobs[row].image, embeddings.take([row]), localization)
+                answers[row] = Answer(embeddings.take(row), decided, version, evidence)
+        return self._fused(jobs, answers)
+
+    def _fused(self, jobs: Sequence[Job], answers: list[Answer]) -> list[Answer]:
+        """Fuse the answers of sessions. States come first: a batch that fails there is repeated."""
+        names = {row: job.options.session for row, job in enumerate(jobs) if job.options is not None}
+        followers = {row: self._sessions.of(name) for row, name in names.items() if name is not None}
+        for row, follower in followers.items():
+            embedding, decided, version, evidence = answers[row]
+            assert decided is not None  # every job with options is decided
+            fused = follower.add(decided.answer, embedding.descriptor)
+            risk = 1 - follower.rule.accept_at
+            answers[row] = Answer(embedding, DecidedAnswer(fused, risk, False), version, evidence)
         return answers
+
+    def _evidence(
+        self, image: Image.Image, embeddings: Embeddings, answer: Localization
+    ) -> list[list[float]] | None:
+        """Return the patches that agree with the best match; None if the map or the model has no patches."""
+        if not answer.matches:
+            return None
+        try:
+            matches = self.map.match_evidence(image, answer.matches[0].reference, embeddings.patches)
+        except KappaPlaceError:
+            return None
+        return np.column_stack([matches.query, matches.reference, matches.weights]).round(4).tolist()
 
     def _embed(self, images: list[Image.Image], patches: bool) -> Embeddings:
         """Embed images that already have their final size; only their values are normalized here."""
@@ -259,8 +291,7 @@ class ServedMap:
     def _append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
         """Write and add an image. The file is named by its content, never by the request."""
         decoded = self._decoders.decode(data, self.preprocessing)  # before anything is written
-        if (placed.x is None) != (placed.y is None):
-            raise KappaPlaceError("A position needs both x and y. Pass both, or none.")
+        placed = self._in_frame(placed)
         name = hashlib.sha256(data).hexdigest()[:32] + _SUFFIX.get(decoded.format, ".jpg")
         folder = make_folder(images_folder(self.map.folder))
         if not self._is_clean:
@@ -280,6 +311,24 @@ class ServedMap:
                 raise busy("Another process is changing the map. Try again later.", 409) from None
             raise
         return PREFIX + name, report.added > 0
+
+    def _in_frame(self, placed: Placed) -> Placed:
+        """Return the position in metres of the map's frame."""
+        if (placed.x is None) != (placed.y is None):
+            raise KappaPlaceError("A position needs both x and y. Pass both, or none.")
+        if placed.latitude is None and placed.longitude is None:
+            return placed
+        if placed.latitude is None or placed.longitude is None or placed.x is not None:
+            raise KappaPlaceError(
+                "A position needs both latitude and longitude, or x and y. Pass one of the two pairs."
+            )
+        frame = self.map.manifest.frame
+        if frame == LOCAL_FRAME:
+            raise KappaPlaceError(
+                "The map has no location on Earth, so it has no latitude and longitude. Pass x and y."
+            )
+        x, y = project_point(placed.latitude, placed.longitude, frame)
+        return placed.model_copy(update={"x": x, "y": y})
 
     def _add(self, file: Path, placed: Placed) -> Report:
         """Add an image with the requested pose; otherwise with the pose of its EXIF data, if any."""
@@ -380,6 +429,7 @@ def localization(answer: Answer, served: ServedMap) -> dict[str, Json]:
         "max_risk": result.max_risk,
         "guaranteed": result.guaranteed,
         **values,
+        "evidence": answer.evidence,
     }
 
 

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
+    from kappaplace.maps import HistogramFilter as HistogramFilter
+    from kappaplace.maps import PoseMotion as PoseMotion
+    from kappaplace.maps import RouteMotion as RouteMotion
+    from kappaplace.maps import place_matrix as place_matrix
     from kappaplace.slam.calibrate import DriveExamples as DriveExamples
     from kappaplace.slam.calibrate import calibration_for as calibration_for
     from kappaplace.slam.calibrate import collect as collect
@@ -30,10 +34,6 @@ if TYPE_CHECKING:
     from kappaplace.slam.run import drive_embeddings as drive_embeddings
     from kappaplace.slam.run import drive_frames as drive_frames
     from kappaplace.slam.run import run_slam as run_slam
-    from kappaplace.slam.sequence import HistogramFilter as HistogramFilter
-    from kappaplace.slam.sequence import PoseMotion as PoseMotion
-    from kappaplace.slam.sequence import RouteMotion as RouteMotion
-    from kappaplace.slam.sequence import place_matrix as place_matrix
     from kappaplace.slam.types import Closure as Closure
     from kappaplace.slam.types import Frame as Frame
 else:

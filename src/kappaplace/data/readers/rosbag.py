@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,22 @@ def unpack_images(bag: Path, folder: Path, image_topic: str = "") -> tuple[list[
         out = frames_folder(folder, bag, images[0].topic)
         files = _write_images(reader, images, set(range(len(stamps))), out)
     return [file.name for file in files], stamps
+
+
+def bag_images(bag: Path, image_topic: str = "") -> Iterator[tuple[float, Callable[[], Image.Image]]]:
+    """Read the images of a bag in order.
+
+    Args:
+        bag: The bag.
+        image_topic: Topic of the images. Default: the only one.
+
+    Yields:
+        Time in seconds, and a function that decodes the image.
+    """
+    with _open_bag(bag) as reader:
+        images = _connections(reader, image_topic, _IMAGES, "image_topic")
+        for message, time in _messages(reader, images, "Reading images"):
+            yield time, partial(image_of_message, message)
 
 
 def whole_poses(bag: Path, pose_topic: str = "") -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:

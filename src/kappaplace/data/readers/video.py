@@ -112,7 +112,7 @@ def _read_stamp(file: Path) -> dict[str, Json]:
     return stamp if isinstance(stamp, dict) else {}
 
 
-_VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 _TRAJECTORIES = (".txt", ".tum", ".kitti", ".csv", ".gpx")
 EXTRA = ("Reading videos", "video")
 
@@ -146,7 +146,7 @@ def read(
         The table.
     """
     root = check_folder(folder)
-    file = select_file(root, video, _with_suffix(root, _VIDEOS), "video", "video")
+    file = select_file(root, video, _with_suffix(root, VIDEOS), "video", "video")
     poses = select_file(root, trajectory, _with_suffix(root, _TRAJECTORIES), "trajectory", "trajectory")
     path = read_trajectory(poses, plane)
     count, rate = _length_and_rate(file)

@@ -13,8 +13,9 @@ from kappaplace.calibration.calibrators import LEAST_QUERIES
 from kappaplace.calibration.examples import Examples, examples_of, join
 from kappaplace.calibration.fit import check_label_count, fit_calibration, reliability
 from kappaplace.calibration.options import CalibrateOptions, thin_to_places
+from kappaplace.calibration.radius import LIMIT, position_errors
 from kappaplace.calibration.risk import RiskRefused
-from kappaplace.checks import Bools
+from kappaplace.checks import Bools, Floats
 from kappaplace.data.appearance import copies, taken_together
 from kappaplace.data.near import within
 from kappaplace.data.table import PlaceImages
@@ -202,14 +203,39 @@ class _Labels:
         references = self.place_map.references
         evidence = retrieve(queries, references, min(MATCHES, len(references)), rerank=rerank)
         correct = self.correct(part, evidence.matches.indices)
-        return examples_of(
-            evidence, correct, self.outside[part], part, [str(image) for image in queries.images or ()]
-        )
+        names = [str(image) for image in queries.images or ()]
+        examples = examples_of(evidence, correct, self.outside[part], part, names)
+        return with_errors(self.place_map, examples, evidence, self.poses(part))
+
+    def poses(self, part: NDArray[np.int64]) -> Floats | None:
+        """Return the true poses of these queries, N×3; None if the labels are names of references."""
+        if self.positives is not None:
+            return None
+        return np.column_stack([self.queries.positions[part], self.queries.heading[part]])
 
     def counterparts(self, queries: Queries, part: NDArray[np.int64], rerank: int) -> list[Examples]:
         """Return the examples of the same queries in a map without their place."""
         places = [None if self.outside[query] else self._near(query, APART) for query in part.tolist()]
-        return counterparts_of(self.place_map, queries, places, part, rerank)
+        return counterparts_of(self.place_map, queries, places, part, rerank, poses=self.poses(part))
+
+
+def with_errors(place_map: OpenMap, examples: Examples, evidence: Evidence, poses: Floats | None) -> Examples:
+    """Return examples with the errors of their positions.
+
+    Args:
+        place_map: The map.
+        examples: Examples of N queries.
+        evidence: Results of their retrieval.
+        poses: True poses x, y and heading of the queries, N×3; None if they are unknown.
+
+    Returns:
+        The examples, with NaN for answers without a position.
+    """
+    manifest = place_map.manifest
+    if poses is None or manifest.unposed == manifest.count:
+        return examples
+    best = place_map.store.gather("poses", evidence.top)[:, :3]
+    return replace(examples, errors=position_errors(best, poses), limit=LIMIT * manifest.radius)
 
 
 def counterparts_of(
@@ -220,6 +246,7 @@ def counterparts_of(
     rerank: int,
     *,
     pairs: bool = True,
+    poses: Floats | None = None,
 ) -> list[Examples]:
     """Search queries in a map without the references of their place, so that they are out-of-map queries.
 
@@ -230,6 +257,7 @@ def counterparts_of(
         groups: Number of each query, N.
         rerank: Number of matches to re-rank by patch matching.
         pairs: Whether to calibrate single matches.
+        poses: True poses of the queries, N×3; None if they are unknown.
 
     Returns:
         At most one block of examples, all of them incorrect.
@@ -248,7 +276,8 @@ def counterparts_of(
     )
     evidence = retrieve(own, LeaveOut(references, rows[usable]), count, rerank=rerank)
     none = np.zeros(evidence.matches.indices.shape if pairs else len(usable), bool)
-    return [examples_of(evidence, none, np.ones(len(usable), bool), groups[usable], images)]
+    examples = examples_of(evidence, none, np.ones(len(usable), bool), groups[usable], images)
+    return [with_errors(place_map, examples, evidence, None if poses is None else poses[usable])]
 
 
 def _check_images(place_map: OpenMap, images: list[str], best: NDArray[np.int64]) -> None:

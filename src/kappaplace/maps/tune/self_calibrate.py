@@ -41,7 +41,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.embed import preprocessing_of
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.store import Indices, parts
-from kappaplace.maps.tune.calibrate import MATCHES, PAIRS, keep, similarities_to
+from kappaplace.maps.tune.calibrate import MATCHES, PAIRS, keep, similarities_to, with_errors
 from kappaplace.progress import track
 from kappaplace.retrieval.evidence import from_pool
 from kappaplace.retrieval.exact import search_matrix
@@ -224,7 +224,11 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
                 pool = search_matrix(drawn.similarities, k, gaps=True)
                 evidence = from_pool(sources, references, pool, k, rerank=rerank)
                 correct = np.take_along_axis(drawn.positives, evidence.matches.indices, axis=1)
-                blocks.append(examples_of(evidence, correct, drawn.outside, part[drawn.rows]))
+                examples = examples_of(evidence, correct, drawn.outside, part[drawn.rows])
+                # The radius comes from images whose place was removed: an image in the map finds itself.
+                poses = np.array(store.gather("poses", part[drawn.rows])[:, :3], np.float64)
+                poses[present[drawn.rows] & ~drawn.without_place] = np.nan
+                blocks.append(with_errors(place_map, examples, evidence, poses))
             bar.advance(len(part))
     if not blocks:
         raise KappaPlaceError(

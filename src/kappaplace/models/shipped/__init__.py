@@ -1,7 +1,8 @@
 """Pretrained models of the package, each in a subfolder.
 
 A folder contains the files of `save_model`, and README.md, the model card that ``kappaplace models NAME``
-prints. Maps without a calibration use its calibration.json, see `kappaplace.calibration.sources`.
+prints. Maps without a calibration use its calibration.json, see `kappaplace.calibration.sources`. pairs.json
+has the probability of two images, see `kappaplace.calibration.pairs`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SHIPPED = (DEFAULT,)
 MOST_BYTES = 9_000_000
 """Largest size of a model folder: every user downloads it with the package."""
 FOLDER = Path(__file__).parent
-PAGE, CALIBRATION = "README.md", "calibration.json"
+PAGE, CALIBRATION, PAIRS = "README.md", "calibration.json", "pairs.json"
 _CARD = "card.json"  # as in `kappaplace.models.checkpoint`, which imports torch: too slow for help texts
 
 

@@ -1,21 +1,24 @@
-"""Localization of a camera along a map: a Bayes filter over its frames, and averages of scores (SeqSLAM).
+"""Localization of a camera along a map: a Bayes filter over its places, forward or forward and backward.
 
-A belief is a probability for each frame of the map, and one for being outside of it. A step of odometry
-moves it, an image weighs it. With probability p that the match is correct the camera is at the match;
-otherwise the image provides no information:
+A belief is a probability for each place of the map, and one for being outside of it. A step moves it, an
+image weighs it. An image whose best match is correct with probability p has the likelihoods
 
-    L_i = (1 − p) + p·N·w_i,      w: the matches, weighted by their probabilities, spread over their place.
+    r·p·w_i + (1 − r)·(1 − p)·m   at place i,      (1 − p)·m   outside the map,
 
-So an image that is probably incorrect changes nothing, however similar it looks. In every step a fraction of
-the belief (``lost``) is spread over the whole map, so that a few good images correct a false belief.
+where w_i is the weight of the matches at place i, at most 1, and r the fraction of images on the map whose
+best match is correct (`RECALL`). m is the largest belief in one place before the image, of all belief inside
+the map: a match at an expected place says nothing if many places are expected. So p = 0.5 is evidence neither
+for nor against being on the map, and many images that match one place with low probabilities are evidence
+against it: look-alikes persist from image to image, so their number must not count. In every step a fraction
+of the belief (``lost``) is spread over the whole map, so that a few good images correct a false belief.
 
-`PoseMotion` and `RouteMotion` predict the next frame as a sparse matrix over the map, from odometry or from
-the order of frames.
+`WalkMotion`, `PoseMotion` and `RouteMotion` predict the next place as a sparse matrix over the map, from
+distances, from odometry or from the order of frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,15 +26,20 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.spatial import cKDTree
 
-from kappaplace.data import Poses, as_planar, check_poses, compose, pose_positions
+from kappaplace.checks import Floats
+from kappaplace.data.poses import Poses, as_planar, check_poses, compose, pose_positions
 from kappaplace.errors import KappaPlaceError
 
 MOST = 0.999
 """Largest probability that is assumed for a single image."""
+RECALL = 0.6
+"""Fraction of images on the map whose best match is correct."""
+BLOCK = 64
+"""Number of images that are smoothed at once; each sees this many later ones, too."""
 
 
-Motion: TypeAlias = "PoseMotion | RouteMotion"
-"""Prediction of the next frame."""
+Motion: TypeAlias = "PoseMotion | RouteMotion | WalkMotion"
+"""Prediction of the next place."""
 
 
 class Estimate(NamedTuple):
@@ -71,6 +79,7 @@ class HistogramFilter:
                 f"lost and outside must be at least 0 and below 1, got {lost:g} and {outside:g}."
             )
         self.motion, self.place, self.lost, self.outside_share = motion, place, lost, outside
+        self._around = csr_matrix((place > 0).astype(np.float64))
         self.reset()
 
     def reset(self) -> None:
@@ -104,9 +113,24 @@ class HistogramFilter:
             indices: Matches of the image as frames of the map, K.
             probabilities: Probability that each match is correct, K.
         """
-        self.belief = self.belief * likelihood(self.place, indices, probabilities)
-        self.outside *= 1.0 - min(float(np.max(probabilities, initial=0.0)), MOST)
+        self.weigh(likelihood(self.place, indices, probabilities))
+
+    def weigh(self, seen: Likelihood | None) -> tuple[Floats, float]:
+        """Apply the likelihood of an image; None changes nothing.
+
+        Args:
+            seen: The likelihood.
+
+        Returns:
+            The factors of the belief at every frame, N, and outside the map.
+        """
+        if seen is None:
+            return np.ones(len(self.belief)), 1.0
+        expected = float(self.place_sums.max()) / max(float(self.belief.sum()), np.finfo(float).tiny)
+        inside, outside = seen.matched + seen.missed * expected, seen.outside * expected
+        self.belief, self.outside = self.belief * inside, self.outside * outside
         self._normalize()
+        return inside, outside
 
     @property
     def estimate(self) -> Estimate:
@@ -118,29 +142,91 @@ class HistogramFilter:
     @property
     def place_sums(self) -> NDArray[np.float64]:
         """Probability of the place around each frame, N."""
-        return np.asarray((self.place > 0).astype(np.float64) @ self.belief)
+        return np.asarray(self._around @ self.belief)
 
     def _peak(self, best: int) -> int:
         members = self.place[best].indices
         return int(members[np.argmax(self.belief[members])]) if len(members) else best
+
+    def smooth(self, images: Iterable[tuple[csr_matrix | None, Likelihood | None]]) -> Iterator[Estimate]:
+        """Estimate the place of each image from the images before and after it (forward–backward).
+
+        Args:
+            images: Motion matrix from the previous image (None for the first), and likelihood of the image.
+
+        Yields:
+            One estimate per image, in order. Each is based on at least `BLOCK` later images, if there are as
+            many. `belief` and `outside` are the smoothed ones until the next estimate.
+        """
+        self.reset()
+        window: list[_Step] = []
+        for matrix, seen in images:
+            if matrix is not None:
+                self.advance(matrix)
+            window.append(_Step(matrix, self.weigh(seen), self.belief, self.outside))
+            if len(window) == 2 * BLOCK:
+                yield from self._backward(window, BLOCK)
+                self.belief, self.outside = window[-1].belief, window[-1].outside
+                window = window[BLOCK:]
+        yield from self._backward(window, len(window))
+
+    def _backward(self, window: list[_Step], count: int) -> Iterator[Estimate]:
+        """Yield the smoothed estimates of the first images of a window."""
+        later, outside = np.ones(len(self.motion)), 1.0
+        messages = []
+        for step in reversed(window):
+            messages.append((later, outside))
+            if step.matrix is None:
+                break
+            later, outside = later * step.factors[0], outside * step.factors[1]
+            spread = self.lost * ((1 - self.outside_share) * later.mean() + self.outside_share * outside)
+            leaving = 1 - np.asarray(step.matrix.sum(axis=0)).ravel()
+            moved = step.matrix.T @ later + np.maximum(leaving, 0.0) * outside
+            later, outside = (1 - self.lost) * moved + spread, (1 - self.lost) * outside + spread
+            total = max(float(later.max()), outside)
+            later, outside = later / total, outside / total
+        for step, (later, outside) in zip(window[:count], reversed(messages), strict=False):
+            self.belief, self.outside = step.belief * later, step.outside * outside
+            self._normalize()
+            yield self.estimate
 
     def _normalize(self) -> None:
         total = float(self.belief.sum() + self.outside)
         self.belief, self.outside = self.belief / total, self.outside / total
 
 
+class Likelihood(NamedTuple):
+    """Likelihood of an image, up to a common factor, in the terms of the module description."""
+
+    matched: Floats
+    """r·p·w_i at every frame of the map, N."""
+    missed: float
+    """(1 − r)·(1 − p)."""
+    outside: float
+    """1 − p."""
+
+
+class _Step(NamedTuple):
+    """An image of a sequence, and the belief after it."""
+
+    matrix: csr_matrix | None
+    factors: tuple[Floats, float]
+    belief: Floats
+    outside: float
+
+
 def likelihood(
     place: csr_matrix, indices: NDArray[np.integer], probabilities: NDArray[np.floating]
-) -> NDArray[np.float64]:
-    """Return the likelihood of an image at every frame of the map, up to a factor.
+) -> Likelihood:
+    """Return the likelihood of an image on the map and outside of it.
 
     Args:
         place: Which frames show the same place, N×N (`place_matrix`).
         indices: Matches of the image, K.
-        probabilities: Probability that each match is correct, K.
+        probabilities: Probability that each match is correct, K; the largest is that of the best match.
 
     Returns:
-        L_i of the module description, N.
+        The terms of the module description.
 
     Raises:
         KappaPlaceError: If the shapes differ or a probability is out of range.
@@ -154,18 +240,19 @@ def likelihood(
         raise KappaPlaceError(
             f"Probabilities of matches must be between 0 and 1, got {weights.min():g} to {weights.max():g}."
         )
-    count, most = place.shape[0], min(float(weights.max()), MOST)
-    if most == 0:
-        return np.ones(count)
-    spread = np.asarray(place[matches].T @ (weights / weights.sum()))
-    return (1 - most) + most * count * spread
+    most = min(max(float(weights.max()), 1 - MOST), MOST)
+    rows = place[matches]
+    peaks = np.maximum(np.asarray(rows.max(axis=1).toarray()).ravel(), np.finfo(float).tiny)
+    spread = np.asarray(rows.T @ (weights / peaks / max(float(weights.sum()), np.finfo(float).tiny)))
+    return Likelihood(RECALL * most * np.minimum(spread, 1.0), (1 - RECALL) * (1 - most), 1 - most)
 
 
-def place_matrix(near: NDArray[np.bool_] | NDArray[np.floating]) -> csr_matrix:
+def place_matrix(near: NDArray[np.bool_] | NDArray[np.floating] | csr_matrix) -> csr_matrix:
     """Normalize marks of frames that show the same place.
 
     Args:
-        near: Which frames show the same place, or how much they do, N×N; the diagonal must be positive.
+        near: Which frames show the same place, or how much they do, N×N, dense or sparse; the diagonal must
+            be positive.
 
     Returns:
         The same matrix with rows that sum to 1.
@@ -173,7 +260,7 @@ def place_matrix(near: NDArray[np.bool_] | NDArray[np.floating]) -> csr_matrix:
     Raises:
         KappaPlaceError: If the diagonal is not positive or a value is negative.
     """
-    marks = csr_matrix(np.asarray(near, np.float64))
+    marks = csr_matrix(near, dtype=np.float64)
     if (marks.diagonal() <= 0).any() or marks.data.min() < 0:
         raise KappaPlaceError(
             "near must be above 0 on the diagonal and 0 or more elsewhere, because a frame shows its own "
@@ -181,42 +268,6 @@ def place_matrix(near: NDArray[np.bool_] | NDArray[np.floating]) -> csr_matrix:
         )
     sums = np.asarray(marks.sum(axis=1)).ravel()
     return csr_matrix(marks.multiply(1.0 / sums[:, None]))
-
-
-def average_scores(
-    similarities: NDArray[np.floating], length: int, speeds: Sequence[float] = (0.8, 0.9, 1.0, 1.1, 1.2)
-) -> NDArray[np.float64]:
-    """Average similarities along the best straight line of a route (SeqSLAM).
-
-    Lines of the first queries are shorter; lines that would leave the map stay at its first frame.
-
-    Args:
-        similarities: Similarities of queries and map frames in order, N×R.
-        length: Number of queries per line.
-        speeds: Map frames per query frame.
-
-    Returns:
-        Mean similarity along the best line that ends at each query and map frame, N×R.
-
-    Raises:
-        KappaPlaceError: If the shape or length is invalid.
-    """
-    values = np.asarray(similarities, np.float64)
-    if values.ndim != 2 or length < 1:
-        raise KappaPlaceError(
-            f"similarities must be N×R and length at least 1, got shape {values.shape} and {length}."
-        )
-    queries, references = values.shape
-    columns = np.arange(references)
-    best = np.full(values.shape, -np.inf)
-    for speed in speeds if length > 1 else speeds[:1]:
-        total, used = np.zeros_like(values), np.zeros((queries, 1))
-        for back in range(length):
-            shifted = np.maximum(columns - round(back * speed), 0)
-            total[back:] += values[: queries - back][:, shifted]
-            used[back:] += 1
-        best = np.maximum(best, total / used)
-    return best
 
 
 NEIGHBORS = 6
@@ -314,3 +365,57 @@ class RouteMotion:
         inside = end < self.frames
         values = np.tile(weight / weight.sum(), self.frames)[inside]
         return csr_matrix((values, (end[inside], start[inside])), shape=(self.frames, self.frames))
+
+
+class WalkMotion:
+    """Motion on a map with positions, in any direction: nearby places are more probable than distant ones."""
+
+    def __init__(self, positions: Floats, meters: float) -> None:
+        """Describe the map.
+
+        Args:
+            positions: Positions of the places, N×2.
+            meters: Standard deviation of a step.
+
+        Raises:
+            KappaPlaceError: If the step is not above 0.
+        """
+        if not meters > 0:
+            raise KappaPlaceError(f"The step must be above 0 metres, got {meters:g}.")
+        self.positions, self.meters = positions, meters
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def matrix(self, step: Poses | None = None) -> csr_matrix:
+        """Return the motion matrix, which is the same for every step, N×N."""
+        return csr_matrix(place_matrix(nearby(self.positions, FARTHEST * self.meters, self.meters)).T)
+
+
+MOST_PAIRS = 40_000_000
+"""Largest number of pairs of places that are near each other: about half a gigabyte."""
+
+
+def nearby(positions: Floats, reach: float, deviation: float) -> csr_matrix:
+    """Return weights of places that are near each other; they decrease with the distance.
+
+    Args:
+        positions: Positions of the places, N×2.
+        reach: Largest distance in metres.
+        deviation: Standard deviation of the weights in metres.
+
+    Returns:
+        Weights from 0 to 1, N×N; 1 on the diagonal.
+
+    Raises:
+        KappaPlaceError: If too many places are near each other.
+    """
+    tree = cKDTree(positions)
+    if (pairs := int(tree.count_neighbors(tree, reach))) > MOST_PAIRS:
+        raise KappaPlaceError(
+            f"{pairs:,} pairs of places are at most {reach:g} m apart, which is too many for a sequence. "
+            "Pass a smaller --step."
+        )
+    found = tree.sparse_distance_matrix(tree, reach, output_type="ndarray")
+    values = np.maximum(np.exp(-0.5 * (found["v"] / deviation) ** 2), np.finfo(np.float32).tiny)
+    return csr_matrix((values, (found["i"], found["j"])), shape=(len(positions),) * 2)
