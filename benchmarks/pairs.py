@@ -2,7 +2,7 @@
 
 python benchmarks/pairs.py --data DATA --csv results/pairs.csv --out pairs.json
 
-Each query of a public dataset (docs/real_images.md; up to 300 per dataset) gives two pairs: with a random
+Each query of a public dataset (benchmarks/real/README.md; up to 300 per dataset) gives two pairs: with a random
 correct reference, and with the best-looking wrong one. That is the most similar reference of another place,
 or, for every second query, the one of the ten most similar whose patches agree best. Frames within ten of a
 correct one are not used. Probabilities of a family are fitted on all other families; for cosine and
