@@ -2,9 +2,8 @@
 
 They run in a folder with photos.
 
-A ``text`` block right after one that ran is what that prints; … stands for anything. On pages whose numbers
-come from training on the spot, decimals may differ by `NEAR`: training amplifies rounding, which depends on
-the machine.
+A ``text`` block right after one that ran is what that prints; … stands for anything. On some pages decimals may
+differ by `NEAR`: training amplifies rounding, and rounding depends on the machine.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from docs.reference import pages
-from tests.docs.markdown import ROOT, WALK
-from tests.docs.photos import write_photos
+from tests.docs.markdown import ROOT, WALK, without_tabs
+from tests.docs.photos import write_photos, write_walk
 
 DOCS = ROOT / "docs"
 TUTORIALS = [
@@ -38,8 +37,8 @@ CHECKER = doctest.OutputChecker()
 PORT = "8642"
 """Of the service, in the pages; here a free one takes its place, for another test may have that."""
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-TRAINED = {"compare_methods"}
-"""Pages with numbers of models that they train."""
+NUMERIC = {"compare_methods", "quickstart"}
+"""Pages with numbers of models: their words must be equal, their decimals nearly."""
 NEAR = 0.35
 """Largest difference of a decimal on these pages, absolute below 1 and relative above."""
 _NUMBER = re.compile(r"[-+]?\d+\.\d+|\(\d+ s\)")
@@ -72,6 +71,16 @@ def test_a_tutorial_runs(tutorial: Path, workplace: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_readme_shows_what_its_commands_print(workplace: Path) -> None:
+    shutil.copy("drive/0116.jpg", "query.jpg")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    ((commands, output),) = re.findall(
+        r"^```bash\n(kappaplace map build .*?)^```\n\n```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+    )
+    assert near(output, _bash(commands))
+
+
+@pytest.mark.slow
 def test_the_first_tutorials_run_in_their_order_in_one_folder(workplace: Path) -> None:
     """As the documentation lists them: each finds what the one before has left."""
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -87,12 +96,12 @@ def run(tutorial: Path) -> None:
     known: dict[str, object] = {"__name__": "tutorial"}
     port = _free_port()
     printed, ran = "", 0
-    text = tutorial.read_text(encoding="utf-8")
+    text = without_tabs(tutorial.read_text(encoding="utf-8"))
     for language, block in _BLOCK.findall("".join(WALK.findall(text)) or text):
         if language == "text":
             if printed:
                 wanted = block.replace("…", "...")
-                same = near if tutorial.stem in TRAINED else partial(CHECKER.check_output, optionflags=LOOSE)
+                same = near if tutorial.stem in NUMERIC else partial(CHECKER.check_output, optionflags=LOOSE)
                 assert same(wanted, printed), f"wanted:\n{block}\ngot:\n{printed}"
             printed = ""
             continue
