@@ -10,7 +10,7 @@ from kappaplace.models.shipped import SHIPPED
 
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (Path(__file__).parents[2] / "docs" / "licences.md").read_text(encoding="utf-8").splitlines()
+    for line in (Path(__file__).parents[2] / "docs" / "about.md").read_text(encoding="utf-8").splitlines()
     if line.startswith("| `")
 ]
 STATED = {name.strip("`"): row[1:] for row in ROWS for name in row[0].split(", ")}

@@ -1,4 +1,4 @@
-"""The numbers of README.md and docs/how_good.md are those of results/."""
+"""The numbers of README.md and docs/results.md are those of results/."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from tests.docs.markdown import ROOT
 
-MADE = runpy.run_path(str(ROOT / "docs" / "make_how_good.py"))
+MADE = runpy.run_path(str(ROOT / "docs" / "make_results.py"))
 
 
 @pytest.mark.parametrize("page", MADE["PAGES"], ids=lambda page: page.name)
 def test_tables_are_up_to_date(page) -> None:
     text = page.read_text(encoding="utf-8")
     assert re.search(r"<!-- table \w+ -->", text)
-    assert MADE["filled"](text) == text, "run: python docs/make_how_good.py"
+    assert MADE["filled"](text) == text, "run: python docs/make_results.py"
 
 
 def test_every_table_has_numbers() -> None:

@@ -11,7 +11,7 @@ from kappaplace.training.recipes import RECIPES, settings_for
 from kappaplace.uncertainty import SCORES, VARIANTS
 from tests.docs.markdown import ROOT
 
-PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 ROOMS = (
     "vmf",
     "training",
