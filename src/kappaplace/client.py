@@ -404,7 +404,10 @@ def localization_of(answer: Mapping[str, Any]) -> Localization:
     """Return an answer of the service as a `Localization`; null becomes NaN for numbers."""
     from kappaplace.maps import CandidatePlace, CandidateSet, Localization, Match, Pose
 
-    pose, candidates = answer["pose"], answer.get("candidates")  # services of earlier versions have none
+    pose, candidates = (
+        answer["pose"],
+        answer.get("candidates"),
+    )  # services of earlier versions have none
     if candidates is not None:
         places = tuple(_record(CandidatePlace, place) for place in candidates["places"])
         candidates = _record(CandidateSet, {**candidates, "places": places})
@@ -433,15 +436,18 @@ def _values(k: int, options: QueryOptions) -> dict[str, Json]:
     """Return a query as fields of a form; an unknown keyword is a TypeError."""
     if unknown := options.keys() - QueryOptions.__annotations__.keys():
         raise TypeError(f"unexpected keyword argument '{min(unknown)}'")
-    get = options.get
     values: dict[str, Json] = {
         "k": k,
-        "area": _circle(get("area")),
-        "order": get("order"),
-        "rerank": get("rerank"),
+        "area": _circle(options.get("area")),
+        "order": options.get("order"),
+        "rerank": options.get("rerank"),
     }
-    values |= {"heading": get("heading"), "coverage": get("coverage"), "group": get("group")}
-    return {**values, "outside_rate": get("outside_rate"), "max_risk": get("max_risk")}
+    values |= {
+        "heading": options.get("heading"),
+        "coverage": options.get("coverage"),
+        "group": options.get("group"),
+    }
+    return {**values, "outside_rate": options.get("outside_rate"), "max_risk": options.get("max_risk")}
 
 
 def _circle(area: Circle | None) -> str | None:
