@@ -2,11 +2,12 @@
 
 python benchmarks/pairs.py --data DATA --csv results/pairs.csv --out pairs.json
 
-Each query of a public dataset (docs/real_images.md; up to 300 per dataset) gives two pairs: with a random
-correct reference, and with the best-looking wrong one. That is the most similar reference of another place,
-or, for every second query, the one of the ten most similar whose patches agree best. Frames within ten of a
-correct one are not used. Probabilities of a family are fitted on all other families; for cosine and
-SIFT inliers alone, by logistic regression. "with map" compares also with the other references of the dataset.
+Each query of a public dataset (benchmarks/real/README.md; up to 300 per dataset) gives two pairs: with a
+random correct reference, and with the best-looking wrong one. That is the most similar reference of
+another place, or, for every second query, the one of the ten most similar whose patches agree best.
+Frames within ten of a correct one are not used. Probabilities of a family are fitted on all other
+families; for cosine and SIFT inliers alone, by logistic regression. "with map" compares also with the
+other references of the dataset.
 --out writes the calibration that is shipped with the model, fitted on all families.
 """
 

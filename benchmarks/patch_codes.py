@@ -4,10 +4,10 @@ python benchmarks/patch_codes.py --data DATA --csv results/patch_codes.csv
 python benchmarks/patch_codes.py --data DATA --speed --csv results/patch_codes_speed.csv
 python benchmarks/patch_codes.py --csv results/patch_codes.csv --plot docs/assets/patch-candidates.png
 
-The first command compares kinds of codes on the test parts of the public datasets (docs/real_images.md), with
-10 to 50 candidates, and a decision per query whether to re-rank. The second measures the time of a query
-with and without re-ranking in one run. The third draws the results of the first. Codes, agreement and number
-of candidates were chosen on the validation parts (--validation).
+The first command compares kinds of codes on the test parts of the public datasets
+(benchmarks/real/README.md), with 10 to 50 candidates, and a decision per query whether to re-rank. The
+second measures the time of a query with and without re-ranking in one run. The third draws the results of
+the first. Codes, agreement and number of candidates were chosen on the validation parts (--validation).
 """
 
 from __future__ import annotations

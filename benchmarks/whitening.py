@@ -127,7 +127,7 @@ def measure(part: Part, query: Descriptors, reference: Descriptors, file: Path |
 def main() -> None:
     args = parse_options(
         __doc__,
-        data=Option(Path, "folder of the public datasets (docs/real_images.md)", required=True),
+        data=Option(Path, "folder of the public datasets (benchmarks/real/README.md)", required=True),
         weights=Option(Path, "weights file of an ImageNet ResNet-50", required=True),
         backbone=Option("resnet50_v1", "resnet50 if the stride is in the second convolution"),
         sets=Option(["tmbud", *ROUTES, *UNSEEN], "datasets"),

@@ -1,7 +1,7 @@
-"""The gallery of failures of docs/how_good.md: python docs/make_failures.py
+"""The gallery of failures of docs/results.md: python docs/make_failures.py
 
-Queries of a synthetic district, kappaplace-lite0 and the probabilities that came with it. Of each cause that
-the city knows of an image, the wrong answer with the highest probability.
+Queries of a synthetic district, kappaplace-lite0 and its shipped probabilities. For each cause that the city
+records per image, the incorrect answer with the highest probability.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _rows(table: PlaceImages, views, answers) -> list[GalleryRow]:
     names = {table.paths[row]: row for row in table.reference_rows}
     found = np.array([names[answer.matches[0].name] for answer in answers])
     right = np.array([found[i] in table.reference_rows[positives.of(i)] for i in range(len(queries))])
-    probability = np.array([answer.probability for answer in answers])
+    # Answers without a probability, unlike the calibration queries, are not accepted.
+    probability = np.array([answer.probability or 0.0 for answer in answers])
     print(f"{right.mean():.2f} of {len(queries)} right; {(~right & (probability >= 0.9)).sum()} wrong of "
           f"{(probability >= 0.9).sum()} from a probability of 0.9")  # fmt: skip
     levels = {cause: np.asarray(of(views))[queries] for cause, of in CAUSES.items()}

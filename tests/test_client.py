@@ -128,6 +128,44 @@ def test_what_is_no_service_is_told_in_a_sentence(serve: Serve) -> None:
         Client(url).localize_batch([])
 
 
+def test_errors_have_a_code_for_programs(serve: Serve) -> None:
+    problem = {
+        "detail": "The queue is full.",
+        "code": "busy",
+        "request_id": "abc",
+        "error": "…",
+        "status": 429,
+    }
+    url, _ = serve((429, {}, json.dumps(problem).encode()), error(404, "Unknown map."))
+    with pytest.raises(ServiceError, match="The queue is full") as refused:
+        Client(url).maps()
+    assert (refused.value.status, refused.value.code, refused.value.request_id) == (429, "busy", "abc")
+    with pytest.raises(ServiceError, match="Unknown map") as refused:  # of a service before the codes
+        Client(url).maps()
+    assert (refused.value.status, refused.value.code) == (404, "")
+
+
+def test_a_stream_yields_answers_and_errors(serve: Serve) -> None:
+    from kappaplace.serve.schemas import example_of
+
+    problem = {"status": 422, "detail": "Not an image.", "code": "invalid_image", "request_id": "r"}
+    lines = [{"index": 1, "problem": problem}, {"index": 0, "answer": example_of("LocalizationOut")}]
+    url, requests = serve((200, {}, b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+    (first, wrong), (second, right) = Client(url).localize_stream([b"a", b"b"], outside_rate=0.2)
+    assert (first, second) == (1, 0)
+    assert isinstance(wrong, ServiceError)
+    assert (str(wrong), wrong.code) == ("Not an image.", "invalid_image")
+    assert not isinstance(right, ServiceError)
+    assert right.decision == "accept"
+    assert requests[0][1]["Accept"] == "application/x-ndjson"
+    assert b'name="outside_rate"\r\n\r\n0.2\r\n' in requests[0][2]
+
+
+def test_an_unknown_keyword_is_an_error() -> None:
+    with pytest.raises(TypeError, match="nearby"):
+        Client("http://127.0.0.1:1").localize(b"x", nearby=(0, 0, 1))
+
+
 def test_a_sequence_is_sent_with_its_session(serve: Serve) -> None:
     url, requests = serve((200, {}, b'{"answers": []}'))
     assert Client(url, map="town").localize_sequence([b"one", b"two"], "bus-7", k=3) == []

@@ -1,36 +1,37 @@
-"""The README's Python example runs and has the shapes that its comments state; links and extras exist."""
+"""The README's Python example runs and prints the answer; links and extras exist."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-import kappaplace
+from kappaplace import PlaceMap
 from kappaplace.errors import install_command
-from kappaplace.uncertainty import match_score
 
 README = Path(__file__).parent.parent / "README.md"
 
 
 def test_the_python_example_runs(
-    pictures: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    names = ["a.jpg", "b.jpg", *(f"{row}.jpg" for row in range(12))]
-    for name, picture in zip(names, np.concatenate([pictures] * 3), strict=False):
-        Image.fromarray(picture).save(name)
-    variables: dict[str, object] = {"reference_paths": names[2:]}
+    for row, picture in enumerate(pictures):
+        Image.fromarray(picture).save(f"{row}.jpg")
+    PlaceMap.build([f"{row}.jpg" for row in range(1, len(pictures))], "town.map")
+    shutil.copy("1.jpg", "query.jpg")
+    variables: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), variables)
-    evidence = variables["evidence"]
-    assert variables["queries"].descriptor.shape == (2, 512)
-    assert evidence.matches.indices.shape == (2, 10)
-    assert kappaplace.score("kappaplace", evidence).shape == (2,)
-    assert match_score("kappaplace", evidence).shape == (2, 10)
+    assert "Best match 1.jpg" in capsys.readouterr().out
+    assert variables["answer"].matches[0].name == "1.jpg"
 
 
 def test_links_lead_somewhere() -> None:

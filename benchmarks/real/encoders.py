@@ -47,7 +47,7 @@ HEAD = [
 MILD, HEAVY = ["augment.damage=0.6"], ["augment.damage=0.95"]
 MANY = [*HEAVY, "anchors.source=clean", "anchors.views=8", "optimizer.epochs=60"]
 COLOR = [f"augment.{name}={value}" for name, value in (("brightness", 0.4), ("contrast", 0.4), ("hue", 0.1))]
-# name: (encoder, recipe, options). docs/real_images.md explains the comparisons.
+# name: (encoder, recipe, options). benchmarks/real/README.md explains the comparisons.
 HEADS: dict[str, tuple[str, str, list[str]]] = {
     "pt-paper": ("retrieval", "kappa-pt", []),
     "pt-classifier": ("retrieval", "kappa-pt", MILD),

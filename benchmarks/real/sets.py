@@ -1,4 +1,4 @@
-"""Real image datasets and their splits; docs/real_images.md describes the protocol.
+"""Real image datasets and their splits; README.md beside this file describes the protocol.
 
 ``DATA`` contains one folder per dataset for `kappaplace data import --layout gt-json`, and ``tmbud`` with its
 table of buildings.

@@ -2,9 +2,9 @@
 
 python recipes/kappaplace_lite0/columns.py --data DATA --cache embeddings --out DIR/efficientnet_lite0_0.npz
 
-It embeds the test parts of the public datasets (docs/real_images.md) as benchmarks/real/run.py does: original
-and degraded queries, and queries of other families. Needs PYTHONPATH=benchmarks:benchmarks/real. --cache
-keeps the embeddings, so that another way to compare patches needs no encoder.
+It embeds the test parts of the public datasets (benchmarks/real/README.md) as benchmarks/real/run.py does:
+original and degraded queries, and queries of other families. Needs PYTHONPATH=benchmarks:benchmarks/real.
+--cache keeps the embeddings, so that another way to compare patches needs no encoder.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python recipes/kappaplace_lite0/from_columns.py --columns columns/NAME.npz --out calibration.json
 
-It uses the scores that work on unseen families (docs/real_images.md). κ, aliasing and the z-score are
+It uses the scores that work on unseen families (benchmarks/real/README.md). κ, aliasing and the z-score are
 excluded, because their scales differ between datasets. The first ten matches are re-ranked by patch
 agreement, like `localize` does with ``rerank``.
 """
@@ -69,9 +69,15 @@ def ordered(
     return of_query, np.stack([1 - similarity, 1 - agreement], -1), by["hits"]
 
 
-def fit(columns: dict[str, NDArray], encoder: str, head: str) -> Calibration:
-    """Fit on original, degraded and out-of-map queries of all datasets."""
-    parts = [(n, v) for n in NAMES for v in ("clean", "damaged", "outside")]
+def fit(
+    columns: dict[str, NDArray],
+    encoder: str,
+    head: str,
+    families: dict[str, str] = NAMES,
+    calibrator: str = "best",
+) -> Calibration:
+    """Fit on original, degraded and out-of-map queries of the datasets of some families."""
+    parts = [(n, v) for n in families for v in ("clean", "damaged", "outside")]
     blocks = [ordered(columns, encoder, *part) for part in parts]
     features, pairs, hits = (np.concatenate(x) for x in zip(*blocks, strict=True))
     outside = np.concatenate(
@@ -87,19 +93,21 @@ def fit(columns: dict[str, NDArray], encoder: str, head: str) -> Calibration:
         PAIR_SCORES,
         outside,
         signals={DISTANCE: features[:, 0], "kappa": kappa.astype(np.float64)},
-        facts={ORIGIN: ", ".join(dict.fromkeys(NAMES.values()))},
+        facts={ORIGIN: ", ".join(dict.fromkeys(families.values()))},
         rerank=hits.shape[1],
     )
-    options = CalibrateOptions(max_risk=None, outside_rate=OUTSIDE_RATE, fit_share=FIT_SHARE)
+    options = CalibrateOptions(
+        max_risk=None, outside_rate=OUTSIDE_RATE, fit_share=FIT_SHARE, calibrator=calibrator
+    )
     combination = fit_combination(features, hits[:, 0], SCORES, bends=BENDS)
     calibration = fit_calibration(examples, options, combination=combination)
-    return replace(calibration, domain=domain_of(columns, encoder, head))
+    return replace(calibration, domain=domain_of(columns, encoder, head, families))
 
 
-def domain_of(columns: dict[str, NDArray], encoder: str, head: str) -> Domain | None:
+def domain_of(columns: dict[str, NDArray], encoder: str, head: str, names: dict[str, str]) -> Domain | None:
     """Return what correctly answered queries of each family look like; None without their appearance."""
     families: dict[str, list[tuple[NDArray, NDArray]]] = {}
-    for name, family in NAMES.items():
+    for name, family in names.items():
         if f"appearance/{name}" not in columns:
             return None
         features, _, hits = ordered(columns, encoder, name, "clean")

@@ -19,10 +19,10 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlencode, urlsplit
 
 from kappaplace._names import renamed
@@ -32,6 +32,8 @@ from kappaplace.records import R
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from kappaplace.data import Circle, Source
     from kappaplace.maps import Localization
     from kappaplace.types import Embeddings
@@ -50,11 +52,31 @@ class ServiceError(KappaPlaceError):
     Args:
         message: The service's message.
         status: HTTP status; 0 if the service was not reached.
+        code: Code of the error, which does not change between versions; empty if it is unknown.
+        request_id: Id of the request in the log of the service; empty if it is unknown.
     """
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, code: str = "", request_id: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.code, self.request_id = status, code, request_id
+
+
+class QueryOptions(TypedDict, total=False):
+    """Options of a query."""
+
+    area: Circle | None
+    """Search only this circle: x, y and radius in metres of the map's frame, or latitude, longitude (degrees)
+    and radius (metres)."""
+    order: str
+    """Order of the matches: "similarity" or "probability"."""
+    outside_rate: float | None
+    """Expected fraction of out-of-map queries. Default: the calibrated one."""
+    rerank: int | None
+    """Number of top matches to compare patch by patch. Default: the value used for calibration."""
+    max_risk: float | None
+    """Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee."""
+    heading: float | None
+    """Direction of view in degrees clockwise from north, if it is known."""
 
 
 class Client:
@@ -85,29 +107,16 @@ class Client:
 
     @renamed(near="area")
     def localize(
-        self,
-        image: Source,
-        k: int = 10,
-        *,
-        area: Circle | None = None,
-        order: str = "similarity",
-        rerank: int | None = None,
-        max_risk: float | None = None,
-        heading: float | None = None,
-        map: str | None = None,
+        self, image: Source, k: int = 10, *, map: str | None = None, **options: Unpack[QueryOptions]
     ) -> Localization:
         """Estimate where an image was taken.
 
         Args:
             image: A path, the bytes of a file, a NumPy array or a Pillow image.
             k: Number of matches.
-            area: Search only this circle: x, y and radius in metres of the map's frame, or latitude,
-                longitude (degrees) and radius (metres).
-            order: Order of the matches: "similarity" or "probability".
-            rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
-            max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
-            heading: Direction of view in degrees clockwise from north, if it is known.
             map: Name of the map. Default: the map of the client.
+            options: Keywords ``area``, ``order``, ``outside_rate``, ``rerank``, ``max_risk`` and ``heading``,
+                see `QueryOptions`.
 
         Returns:
             The answer.
@@ -115,9 +124,7 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options: dict[str, Json] = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
-        options |= {"max_risk": max_risk, "heading": heading}
-        return localization_of(self._post("/v1/localize", [image], options, map))
+        return localization_of(self._post("/v1/localize", [image], _values(k, **options), map))
 
     @renamed(near="area")
     def localize_batch(
@@ -125,25 +132,16 @@ class Client:
         images: Iterable[Source],
         k: int = 10,
         *,
-        area: Circle | None = None,
-        order: str = "similarity",
-        rerank: int | None = None,
-        max_risk: float | None = None,
-        heading: float | None = None,
         map: str | None = None,
+        **options: Unpack[QueryOptions],
     ) -> list[Localization]:
-        """Estimate where several images were taken.
+        """Estimate where several images were taken; if one is invalid, none is answered.
 
         Args:
             images: Paths, bytes of files, NumPy arrays or Pillow images.
             k: Number of matches per image.
-            area: Search only this circle: x, y and radius in metres of the map's frame, or latitude,
-                longitude (degrees) and radius (metres).
-            order: Order of the matches: "similarity" or "probability".
-            rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
-            max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
-            heading: Direction of view in degrees clockwise from north, if it is known.
             map: Name of the map. Default: the map of the client.
+            options: Keywords as for `localize`.
 
         Returns:
             One answer per image, in the same order.
@@ -151,10 +149,39 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        options: dict[str, Json] = {"k": k, "area": _circle(area), "order": order, "rerank": rerank}
-        options |= {"max_risk": max_risk, "heading": heading}
-        answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
+        answers = self._post("/v1/localize/batch", list(images), _values(k, **options), map)["answers"]
         return [localization_of(answer) for answer in answers]
+
+    def localize_stream(
+        self,
+        images: Iterable[Source],
+        k: int = 10,
+        *,
+        map: str | None = None,
+        **options: Unpack[QueryOptions],
+    ) -> Iterator[tuple[int, Localization | ServiceError]]:
+        """Estimate where several images were taken, and yield each answer as soon as it is there.
+
+        Args:
+            images: Paths, bytes of files, NumPy arrays or Pillow images.
+            k: Number of matches per image.
+            map: Name of the map. Default: the map of the client.
+            options: Keywords as for `localize`.
+
+        Yields:
+            The index of an image, and its answer or the error of this image.
+
+        Raises:
+            ServiceError: If the service rejects the whole request.
+        """
+        request = self._form_request("/v1/localize/batch", list(images), _values(k, **options), map)
+        request.add_header("Accept", "application/x-ndjson")
+        for line in self._exchange(request, self.tries, lambda answer: answer):
+            part = json.loads(line)
+            yield (
+                part["index"],
+                _error(part["problem"]) if "problem" in part else localization_of(part["answer"]),
+            )
 
     def localize_sequence(
         self,
@@ -263,6 +290,17 @@ class Client:
         """
         return self._get("/v1/map/calibration", map=map or self.map)
 
+    def drift(self, *, map: str | None = None) -> dict[str, Json]:
+        """Compare the queries since the start of the service with those of the calibration.
+
+        Args:
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            The fields that the API of `kappaplace serve` documents.
+        """
+        return self._get("/v1/map/drift", map=map or self.map)
+
     def references(
         self,
         bbox: tuple[float, float, float, float] | None = None,
@@ -303,13 +341,18 @@ class Client:
         return self._send(self._request(path, values), self.tries)
 
     def _post(self, path: str, images: Sequence[Source], values: Mapping[str, Json], map: str | None) -> Any:
+        return self._send(self._form_request(path, images, values, map), self.tries)
+
+    def _form_request(
+        self, path: str, images: Sequence[Source], values: Mapping[str, Json], map: str | None
+    ) -> urllib.request.Request:
         if not images:
             raise KappaPlaceError("images must contain at least one image, got none.")
         boundary, form = uuid.uuid4().hex, {**values, "map": map or self.map}
         request = self._request(path, {})
         request.data = _form([_file_bytes(image) for image in images], form, boundary)
         request.add_header("Content-Type", f"multipart/form-data; boundary={boundary}")
-        return self._send(request, self.tries)
+        return request
 
     def _request(self, path: str, values: Mapping[str, Json]) -> urllib.request.Request:
         query = urlencode({name: value for name, value in values.items() if value is not None})
@@ -320,22 +363,37 @@ class Client:
         return request
 
     def _send(self, request: urllib.request.Request, tries: int) -> Any:
+        (content,) = self._exchange(request, tries, lambda answer: [answer.read()])
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise self._silent(error) from None
+
+    def _exchange(
+        self,
+        request: urllib.request.Request,
+        tries: int,
+        read: Callable[[http.client.HTTPResponse], Iterable[bytes]],
+    ) -> Iterator[bytes]:
+        """Send a request, again if the service is busy, and yield the parts of its answer."""
         for left in reversed(range(tries)):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                    return json.loads(answer.read())
+                    yield from read(answer)
+                    return
             except urllib.error.HTTPError as error:
                 with error:
                     wait = _seconds(error.headers.get("Retry-After"))
                     if error.code in BUSY and wait is not None and left:
                         time.sleep(min(wait, LONGEST_WAIT))
                         continue
-                    raise ServiceError(_message(error), error.code) from None
-            except (OSError, ValueError, http.client.HTTPException) as error:  # not HTTP, or not JSON
-                reason = getattr(error, "reason", error)
-                message = f"The service at {self.url} does not answer ({reason}). Check its URL."
-                raise ServiceError(message, 0) from None
-        raise AssertionError("unreachable")
+                    raise _failure(error) from None
+            except (OSError, ValueError, http.client.HTTPException) as error:  # not HTTP
+                raise self._silent(error) from None
+
+    def _silent(self, error: Exception) -> ServiceError:
+        reason = getattr(error, "reason", error)
+        return ServiceError(f"The service at {self.url} does not answer ({reason}). Check its URL.", 0)
 
 
 def localization_of(answer: Mapping[str, Any]) -> Localization:
@@ -361,6 +419,20 @@ def _record(cls: type[R], values: Mapping[str, Any]) -> R:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
+
+
+def _values(
+    k: int,
+    area: Circle | None = None,
+    order: str = "similarity",
+    outside_rate: float | None = None,
+    rerank: int | None = None,
+    max_risk: float | None = None,
+    heading: float | None = None,
+) -> dict[str, Json]:
+    """Return a query as fields of a form; an unknown keyword is a TypeError."""
+    rates: dict[str, Json] = {"outside_rate": outside_rate, "max_risk": max_risk}
+    return {"heading": heading, "k": k, "area": _circle(area), "order": order, "rerank": rerank, **rates}
 
 
 def _circle(area: Circle | None) -> str | None:
@@ -404,8 +476,15 @@ def _seconds(text: str | None) -> float | None:
         return None
 
 
-def _message(error: urllib.error.HTTPError) -> str:
+def _failure(error: urllib.error.HTTPError) -> ServiceError:
     try:
-        return str(json.loads(error.read())["error"])
+        return _error({"status": error.code, **json.loads(error.read())})
     except (OSError, ValueError, KeyError, TypeError):
-        return f"The service answered with status {error.code}."
+        return ServiceError(f"The service answered with status {error.code}.", error.code)
+
+
+def _error(problem: Mapping[str, Any]) -> ServiceError:
+    """Return the error that the service described; services of earlier versions send only the message."""
+    message = str(problem["detail"] if "detail" in problem else problem["error"])
+    codes = (str(problem.get(key) or "") for key in ("code", "request_id"))
+    return ServiceError(message, int(problem["status"]), *codes)

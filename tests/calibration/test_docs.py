@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text(encodin
 
 
 def test_table_of_needed_acceptances() -> None:
-    rows = re.findall(r"^\| ([\d.]+) % \| (\d+) \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| ([\d.]+)% \| (\d+) \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
     assert len(rows) == 6
     for risk, *counts in rows:
         needed = [needed_acceptances(float(risk) / 100, c) for c in (0.9, 0.95, 0.99)]
@@ -24,7 +24,7 @@ def test_table_of_needed_acceptances() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_table_of_methods(method: str) -> None:
-    row = re.search(rf"^\| `{method}`[^|]*\| (\d+) % \| (\d+) % \|", PAGE, re.MULTILINE)
+    row = re.search(rf"^\| `{method}`[^|]*\| (\d+)% \| (\d+)% \|", PAGE, re.MULTILINE)
     assert row is not None
     accepted = []
     for seed in range(200):

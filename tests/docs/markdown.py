@@ -8,9 +8,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+WALK = re.compile(r"<!-- walk-through -->\n(.*?)<!-- end of walk-through -->\n", re.DOTALL)
+"""The part of a guide that runs as a tutorial does."""
+
+
+TAB = re.compile(r'^=== ".*"\n((?:\n|    .*\n)+)', re.MULTILINE)
+
+
+def without_tabs(text: str) -> str:
+    """Return a page with the content of its tabs at the margin."""
+    return TAB.sub(lambda tab: re.sub(r"(?m)^    ", "", tab[1]), text)
+
+
 def blocks(file: str | Path, language: str = "python") -> list[str]:
-    """All fenced blocks of one language, in their order."""
-    text = (ROOT / file).read_text(encoding="utf-8")
+    """All fenced blocks of one language in their order, without those of a walk-through."""
+    text = without_tabs(WALK.sub("", (ROOT / file).read_text(encoding="utf-8")))
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 

@@ -13,7 +13,7 @@ import typer
 
 from kappaplace.cli.main import app
 from kappaplace.cli.options import VerbGroup
-from tests.docs.markdown import ROOT
+from tests.docs.markdown import ROOT, without_tabs
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
@@ -27,7 +27,7 @@ _INLINE = re.compile(r"`(kappaplace [a-z][^`]*)`", re.DOTALL)
 
 def lines(page: Path) -> Iterator[str]:
     """Commands in blocks, continued lines joined; and those in the text."""
-    text = page.read_text(encoding="utf-8")
+    text = without_tabs(page.read_text(encoding="utf-8"))
     for block in _FENCE.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             yield from re.findall(r"(?:^|[|&;(]\s*|\s)(kappaplace [^|&;)]+)", line.partition(" #")[0])

@@ -1,8 +1,9 @@
-"""Every tutorial from its first block to its last, as it stands but for the port, in a folder with photos.
+"""Every tutorial and walk-through from its first block to its last, as it stands but for the port.
 
-A ``text`` block right after one that ran is what that prints; … stands for anything. On pages whose numbers
-come from training on the spot, decimals may differ by `NEAR`: training amplifies rounding, which depends on
-the machine.
+They run in a folder with photos.
+
+A ``text`` block right after one that ran is what that prints; … stands for anything. On some pages decimals may
+differ by `NEAR`: training amplifies rounding, and rounding depends on the machine.
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import ROOT
+from docs.reference import pages
+from tests.docs.markdown import ROOT, WALK, without_tabs
 from tests.docs.photos import write_photos, write_walk
 
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+DOCS = ROOT / "docs"
+TUTORIALS = [
+    DOCS / "quickstart.md",
+    *sorted((DOCS / "tutorials").glob("*.md")),
+    *(page for page in sorted(DOCS.glob("*.md")) if WALK.search(page.read_text(encoding="utf-8"))),
+]
 _BLOCK = re.compile(r"^```(bash|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CHECKER = doctest.OutputChecker()
 PORT = "8642"
 """Of the service, in the pages; here a free one takes its place, for another test may have that."""
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-TRAINED = {"compare_methods"}
-"""Pages with numbers of models that they train."""
+NUMERIC = {"compare_methods", "quickstart"}
+"""Pages with numbers of models: their words must be equal, their decimals nearly."""
 NEAR = 0.35
 """Largest difference of a decimal on these pages, absolute below 1 and relative above."""
 _NUMBER = re.compile(r"[-+]?\d+\.\d+|\(\d+ s\)")
@@ -58,19 +65,30 @@ def workplace(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda file: file.stem)
 def test_a_tutorial_runs(tutorial: Path, workplace: Path) -> None:
-    if tutorial.stem == "gate_loop_closures":
+    if tutorial.stem == "slam":
         pytest.importorskip("gtsam")
     run(tutorial)
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_its_commands_print(workplace: Path) -> None:
+    shutil.copy("drive/0116.jpg", "query.jpg")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    ((commands, output),) = re.findall(
+        r"^```bash\n(kappaplace map build .*?)^```\n\n```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+    )
+    assert near(output, _bash(commands))
 
 
 @pytest.mark.slow
 def test_the_first_tutorials_run_in_their_order_in_one_folder(workplace: Path) -> None:
     """As the documentation lists them: each finds what the one before has left."""
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    order = re.findall(r"tutorials/(\w+)\.md", navigation)
-    assert order[:3] == ["first_map", "calibrate_and_risk", "kappa_on_your_encoder"]
-    for name in order[:3]:
-        run(ROOT / "docs" / "tutorials" / f"{name}.md")
+    order = re.findall(r": ((?:quickstart|tutorials/\w+)\.md)", navigation.partition("nav:")[2])
+    first = ["quickstart.md", "tutorials/calibrate_and_risk.md", "tutorials/kappa_on_your_encoder.md"]
+    assert order[:3] == first
+    for name in first:
+        run(DOCS / name)
 
 
 def run(tutorial: Path) -> None:
@@ -78,11 +96,12 @@ def run(tutorial: Path) -> None:
     known: dict[str, object] = {"__name__": "tutorial"}
     port = _free_port()
     printed, ran = "", 0
-    for language, block in _BLOCK.findall(tutorial.read_text(encoding="utf-8")):
+    text = without_tabs(tutorial.read_text(encoding="utf-8"))
+    for language, block in _BLOCK.findall("".join(WALK.findall(text)) or text):
         if language == "text":
             if printed:
                 wanted = block.replace("…", "...")
-                same = near if tutorial.stem in TRAINED else partial(CHECKER.check_output, optionflags=LOOSE)
+                same = near if tutorial.stem in NUMERIC else partial(CHECKER.check_output, optionflags=LOOSE)
                 assert same(wanted, printed), f"wanted:\n{block}\ngot:\n{printed}"
             printed = ""
             continue
@@ -131,6 +150,26 @@ def _python(block: str, tutorial: Path, known: dict[str, object]) -> str:
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:
-    for file in (ROOT / "docs").rglob("*.md"):
+    generated = {(DOCS / name).resolve() for name in pages()}
+    for file in DOCS.rglob("*.md"):
         for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", file.read_text(encoding="utf-8")):
-            assert (file.parent / link).exists(), f"{file.name}: {link}"
+            target = (file.parent / link).resolve()
+            assert target.exists() or target in generated, f"{file.name}: {link}"
+
+
+def test_every_page_is_in_the_navigation_and_ends_with_next() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    written = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert written | set(pages()) == set(re.findall(r"([\w/]+\.md)$", navigation, re.MULTILINE))
+    for page in written - {"architecture.md"}:  # written by tools/architecture.py
+        last = (DOCS / page).read_text(encoding="utf-8").rstrip().splitlines()[-1]
+        assert last.startswith("**Next:** "), page
+
+
+def test_a_moved_page_leads_to_its_new_place() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    moved = re.findall(r"^        ([\w/]+\.md): ([\w/]+\.md)$", settings, re.MULTILINE)
+    assert len(moved) > 20
+    for old, new in moved:
+        assert not (DOCS / old).exists()
+        assert (DOCS / new).exists()

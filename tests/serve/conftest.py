@@ -23,6 +23,8 @@ from kappaplace.models.place_model import PlaceModel
 from kappaplace.serve.app import create_app
 from kappaplace.serve.settings import Settings
 from tests.maps.conftest import town_table
+from tests.serve.fake_api import Behavior, FakeApi
+from tests.serve.pages import CHROMIUM, Open
 
 READ, WRITE = "read-token-of-the-tests", "write-token-of-the-tests"
 
@@ -38,7 +40,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table.save(folder / "val.parquet")
     model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
     made = PlaceMap.build(table, folder / "town.map", model, options=BuildOptions(thumbnails=True))
-    self_calibrate_map(made, CalibrateOptions(), queries=40)
+    self_calibrate_map(made, CalibrateOptions(rerank=0), queries=40)
     return folder
 
 
@@ -109,3 +111,67 @@ def many_scans(scans: int, side: int = 1024) -> bytes:
     data = buffer.getvalue()
     last = data.rindex(b"\xff\xda")
     return data[:-2] + data[last:-2] * scans + data[-2:]
+
+
+def assert_problem(answer: Any) -> None:
+    """An error as RFC 9457 describes it, with the request id also in the header."""
+    values = answer.json()
+    assert set(values) == {"type", "title", "status", "detail", "code", "request_id", "error"}
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert values["status"] == answer.status_code
+    assert values["detail"] == values["error"]
+    assert values["request_id"] == answer.headers["x-request-id"]
+    assert values["type"] == f"/docs#{values['code']}"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[FakeApi]:
+    api = FakeApi()
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def api(running: FakeApi) -> FakeApi:
+    running.behavior = Behavior()
+    return running
+
+
+@pytest.fixture
+def visit(chromium: Any, api: FakeApi) -> Iterator[Open]:
+    """Open the page; at the end nothing may have failed in it, and no other host been asked."""
+    errors: list[str] = []
+    hosts: set[str] = set()
+    contexts = []
+
+    def start(where: str = "", *, loaded: str = "main h1", **options: Any) -> Any:
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        # What the service refuses is reported by the browser too, and wanted here.
+        page.on("console", lambda said: errors.append(said.text) if _wrong(said) else None)
+        page.on("request", lambda asked: hosts.add(asked.url.partition("/v1/")[0].partition("/static")[0]))
+        page.goto(f"{api.address}/{where}")
+        page.wait_for_selector(loaded, state="attached")
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert errors == []
+    assert {host for host in hosts if not host.startswith((api.address, "blob:", "data:"))} == set()
+
+
+def _wrong(said: Any) -> bool:
+    return said.type == "error" and "Failed to load resource" not in said.text

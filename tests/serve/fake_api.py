@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 import threading
 import time
@@ -17,12 +18,14 @@ from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 from PIL import Image, ImageFilter
 
 from kappaplace.calibration.decision import decide_matches, rule_by_probability
+from kappaplace.data import unproject
 from kappaplace_city import CityViews, SyntheticCity
 
 PAGE = Path(__file__).parents[2] / "src" / "kappaplace" / "serve" / "page"
@@ -50,6 +53,10 @@ class Behavior:
     tiles: bool = False
     attribution: str = ""
     frame: str = "EPSG:32610"
+    radius: float | None = 18.4
+    evidence: bool = True
+    labels: bool = True
+    drifting: bool = False
     alone: bool = False
     """The estimate is made of the best match only."""
     name: str = ""
@@ -58,6 +65,12 @@ class Behavior:
     """Addresses, in the order of the requests."""
     sent: list[bytes] = field(default_factory=list)
     """Bodies of requests to localize."""
+    labeled: list[dict[str, str]] = field(default_factory=list)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What was said, as if all answers were accepted."""
+        said = [each["label"] for each in self.labeled]
+        return {"accept": {key: said.count(key) for key in ("right", "wrong", "unknown")}} if said else {}
 
 
 class Town:
@@ -166,7 +179,19 @@ class Town:
         if not behavior.posed:
             matches, pose = [{**match, "x": None, "y": None} for match in matches], None
         margin = {"clear": -0.21, "blurred": -0.09, "ambiguous": -0.008, "elsewhere": -0.05}[kind]
+        lat, lon = (None, None)
+        if behavior.frame != "local" and pose is not None:
+            lat, lon = (float(v[0]) for v in unproject(np.array([[pose["x"], pose["y"]]]), behavior.frame))
+        radius = behavior.radius if pose is not None else None
         return {
+            "id": f"answer-{kind}",
+            "evidence": _evidence() if behavior.evidence else None,
+            "latitude": lat,
+            "longitude": lon,
+            "frame": behavior.frame,
+            "radius": radius,
+            "radius_level": None if radius is None else 0.95,
+            "radius_source": None if radius is None else "labels",
             "query": kind,
             "kappa": kappa if behavior.kappa else None,
             "uncertainty": uncertainty,
@@ -190,6 +215,23 @@ def _ordered(references: list[dict[str, Any]], values: dict[str, str]) -> list[d
         return references[:limit]
     sign = 1 if by == "kappa" else -1
     return sorted(references, key=lambda r: sign * r[by])[:limit]
+
+
+def _evidence() -> list[list[float]]:
+    """Matched patches that are made up: the same places of both pictures, slightly moved."""
+    rng = np.random.default_rng(1)
+    points = rng.uniform(0.1, 0.9, (14, 2))
+    moved = np.clip(points + rng.normal(0, 0.02, (14, 2)), 0, 1)
+    return np.column_stack([points, moved, rng.random(14)]).tolist()
+
+
+def openapi() -> dict[str, Any]:
+    """The description of the real service, whose maps are never opened for it."""
+    from kappaplace.maps import PlaceMap
+    from kappaplace.serve.app import create_app
+
+    place_map = Mock(spec=PlaceMap, folder=Path("town.map"))
+    return create_app({"town": place_map}).openapi()
 
 
 def _name(position: np.ndarray) -> str:
@@ -226,6 +268,22 @@ def calibration(calibrated: bool) -> dict[str, Any]:
             "Holds for queries drawn like the labelled ones, independent of each other.",
         ],
     }
+
+
+def drift(drifting: bool) -> dict[str, Any]:
+    """Three windows of queries; the last one differs if it should."""
+    calibrated = {"uncertainty": [0.04, 0.21, 0.66], "kappa": [110.0, 270.0, 410.0]}
+    windows = []
+    for number in (1, 2, 3):
+        change = 0.55 if drifting and number == 3 else 1 + 0.03 * number
+        quantiles = {"uncertainty": [0.05, 0.2, 0.6], "kappa": [change * v for v in calibrated["kappa"]]}
+        words = "kappa has become lower: 31.0% of the last 200 queries are below the calibrated range."
+        warning = {"signal": "kappa", "test": "range", "direction": "lower", "statistic": 0.31, "limit": 0.05}
+        warnings = [{**warning, "sentence": words}] if drifting and number == 3 else []
+        windows.append({"queries": 200 * number, "time": None, "quantiles": quantiles, "warnings": warnings})
+    counts = {"window": 200, "queries": 637, "waiting": 37}
+    state = {"map": "town", "available": True, "drifting": drifting}
+    return {**state, **counts, "calibrated": calibrated, "windows": windows}
 
 
 def risk_of(max_risk: float) -> dict[str, Any]:
@@ -286,12 +344,14 @@ class FakeApi:
         url = urlsplit(handler.path)
         parts = url.path.strip("/").split("/")
         self.behavior.asked.append(handler.path)
-        if url.path == "/" or parts[0] == "static":
-            name = "index.html" if url.path == "/" else parts[-1]
+        if url.path in ("/", "/docs") or parts[0] == "static":
+            name = {"/": "index.html", "/docs": "docs.html"}.get(url.path, parts[-1])
             file = PAGE / name
             if not file.is_file():
                 return _send(handler, 404, b"", "text/plain")
             return _send(handler, 200, file.read_bytes(), KINDS[file.suffix])
+        if url.path == "/openapi.json":
+            return _json(handler, openapi())
         if self._refused(handler):
             return None
         values = {key: found[0] for key, found in parse_qs(url.query).items()}
@@ -310,10 +370,12 @@ class FakeApi:
             case ["v1", "maps"]:
                 tiles = f"{self.address}/static/{{z}}/{{x}}/{{y}}.png" if behave.tiles else None
                 served = {"maps": behave.maps, "default": behave.maps[0]}
-                _json(handler, {**served, "tile_url": tiles, "tile_attribution": behave.attribution or None})
+                served |= {"tile_url": tiles, "tile_attribution": behave.attribution or None}
+                _json(handler, {**served, "labels": behave.labels})
             case ["v1", "map"]:
                 info = {
-                    "name": "town",
+                    "name": values.get("map", "town"),
+                    "version": 1,
                     "references": len(references),
                     "radius": RADIUS,
                     "frame": behave.frame,
@@ -325,6 +387,10 @@ class FakeApi:
                 _json(handler, calibration(behave.calibrated))
             case ["v1", "map", "risk"]:
                 _json(handler, risk_of(float(values["max_risk"])))
+            case ["v1", "map", "drift"]:
+                _json(handler, drift(behave.drifting))
+            case ["v1", "labels"]:
+                _json(handler, {"map": "town", "stored": len(behave.labeled), "counts": behave.counts()})
             case ["v1", "references", number]:
                 _json(handler, references[int(number)])
             case ["v1", "references", number, "thumbnail"]:
@@ -362,11 +428,31 @@ class FakeApi:
             behave.busy -= 1
             _send(handler, 429, b'{"error": "busy"}', "application/json", {"Retry-After": "0.3"})
         elif behave.error:
-            _json(handler, {"error": behave.error[1]}, behave.error[0])
+            _json(handler, {"error": behave.error[1], "detail": behave.error[1]}, behave.error[0])
+        elif handler.path.startswith("/v1/labels"):
+            behave.labeled.append(json.loads(body))
+            _json(handler, {"map": "town", "stored": 1, "counts": behave.counts()}, 201)
         else:
-            # The name of the file says which answer is wanted.
-            demo = next((i for i, kind in enumerate(DEMOS) if f'filename="{kind}'.encode() in body), 0)
-            _json(handler, self.town.answer(demo, 8, behave))
+            self._localized(handler, body)
+
+    def _localized(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        """The name of each file says which answer is wanted."""
+        names = [name.decode() for name in re.findall(rb'filename="([^"]*)"', body)]
+        found, problems = [], []
+        for i, name in enumerate(names):
+            demo = next((at for at, kind in enumerate(DEMOS) if name.startswith(kind)), 0)
+            broken = name.startswith("broken")
+            found.append(None if broken else self.town.answer(demo, 8, self.behavior))
+            if broken:
+                problems.append(
+                    {"index": i, "status": 422, "code": "invalid_image", "detail": "Not an image."}
+                )
+        if handler.path.endswith("/batch"):
+            _json(handler, {"answers": found, "errors": problems})
+        elif problems:
+            _json(handler, problems[0], 422)
+        else:
+            _json(handler, found[0])
 
     def _refused(self, handler: BaseHTTPRequestHandler) -> bool:
         token = self.behavior.token

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.serve.batching import Batcher
-from kappaplace.serve.protect import ApiError
+from kappaplace.serve.problems import ApiError
 
 
 def run(

@@ -24,7 +24,7 @@ from kappaplace.maps import PlaceMap
 from kappaplace.serve import decoders as module
 from kappaplace.serve.decode_worker import count_scans
 from kappaplace.serve.decoders import Decoders
-from kappaplace.serve.protect import ApiError
+from kappaplace.serve.problems import ApiError
 from kappaplace.serve.settings import Settings
 from tests.serve.conftest import READ, Serve, asked, encoded, many_scans
 from tests.serve.test_process import address, start

@@ -17,7 +17,7 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.maps import MapStore, PlaceMap
 from kappaplace.models.frozen import FrozenEncoder
-from tests.serve.conftest import Serve, encoded
+from tests.serve.conftest import Serve, assert_problem, encoded
 
 
 def same(answer: dict, direct) -> None:
@@ -191,7 +191,7 @@ def test_a_large_jpeg_is_decoded_as_from_a_file(
 def test_bad_requests_are_told_in_a_sentence(client: TestClient, send: dict, status: int, words: str) -> None:
     answer = client.post("/v1/localize", **send)
     assert answer.status_code == status, answer.text
-    assert list(answer.json()) == ["error"]
+    assert_problem(answer)
     assert words in answer.json()["error"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
@@ -13,10 +14,17 @@ TEXT, LARGE = 4.5, 3.0
 """WCAG AA: text, and signs or borders of what can be pressed."""
 
 
+def _without_links(text: str) -> str:
+    """Without a name of SVG, and the link to a map that a person can follow; neither is loaded."""
+    for url in ("http://www.w3.org/2000/svg", "https://www.openstreetmap.org/"):
+        text = text.replace(url, "")
+    return text
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_no_outside_host_and_nothing_inline(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    assert not re.findall(r"(?:https?:)?//[\w.-]+\.\w+", text.replace("http://www.w3.org/2000/svg", ""))
+    assert not re.findall(r"(?:https?:)?//[\w.-]+\.\w+", _without_links(text))
     assert not re.search(r"\son\w+\s*=\s*[\"']|\sstyle\s*=\s*[\"']|javascript:", text) or file.suffix == ".js"
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
@@ -83,3 +91,8 @@ def test_colors_have_enough_contrast(dark: bool) -> None:
     for pairs, least in ((READ, TEXT), (SEEN, LARGE)):
         measured = {pair: contrast(colors[pair[0]], colors[pair[1]]) for pair in pairs}
         assert {pair: value for pair, value in measured.items() if value < least} == {}
+
+
+def test_the_first_load_is_small() -> None:
+    """Compressed as the service sends it, with everything that the page can load without a map."""
+    assert sum(len(gzip.compress(file.read_bytes(), 6)) for file in FILES) < 75_000

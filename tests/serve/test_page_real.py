@@ -65,7 +65,9 @@ def test_the_page_and_the_service_understand_each_other(
         page.wait_for_selector(".verdict")
         page.wait_for_selector(".card img")
         wanted = opened.localize(query_files[0], k=8)
-        assert page.inner_text(".verdict h2") == wanted.decision.title()
+        assert page.inner_text(".verdict .badge") == wanted.decision.title()
+        degrees = wanted.latitude is not None and f"{wanted.latitude:.5f}, {wanted.longitude:.5f}"
+        assert page.inner_text(".place .at") == (degrees or "No position")
         names = page.eval_on_selector_all(".card .name", "list => list.map(e => e.title)")
         assert names == [match.name for match in wanted.matches]
         said = page.eval_on_selector_all(".card .badge", "list => list.map(e => e.textContent.toLowerCase())")

@@ -227,6 +227,24 @@ def _show_directions(seen: Directions) -> None:
 
 
 @app.command(rich_help_panel=USE)
+def show(
+    place_map: MapFolder,
+    out: Annotated[Path, typer.Option(help="File to write: .png, .svg or .html.")],
+) -> None:
+    """Draw the references of a map from above, with their directions of view.
+
+    Examples:
+
+        kappaplace map show town.map --out town.png
+
+        kappaplace map show town.map --out town.html
+    """
+    from kappaplace.reports import write_place_map
+
+    typer.echo(f"{out}: {write_place_map(MapAccess().open(place_map), out)}")
+
+
+@app.command(rich_help_panel=USE)
 def verify(place_map: MapFolder, as_json: AsJson = False) -> None:
     """Check the checksums and the values of all files. The exit code is 1 if there is a problem.
 

@@ -40,6 +40,10 @@ class ServeOptions:
         list[str], Help("Website whose pages may call the service (CORS), as https://host; repeatable.")
     ] = field(default_factory=list)
     demo_queries: Annotated[Path | None, Help("Folder of example images to show on the page.")] = None
+    labels: Annotated[
+        Path | None,
+        Help("Folder to store what visitors say about answers (right, wrong). Default: not offered."),
+    ] = None
     tile_url: Annotated[
         str, Help("URL of background map tiles, as https://…/{z}/{x}/{y}.png. Default: no tiles.")
     ] = ""
@@ -104,6 +108,7 @@ class ServeOptions:
             tile_url=self.tile_url,
             tile_attribution=self.tile_attribution,
             demo_queries=self.demo_queries,
+            labels=self.labels,
         )
 
 
@@ -148,7 +153,7 @@ def serve(
     def ready(url: str) -> None:
         counts = ", ".join(f"{name} ({len(each):,} references)" for name, each in opened.items())
         typer.echo(f"Serving {counts}")
-        typer.echo(f"Open {url} in a browser; the API is described at {url}/openapi.json")
+        typer.echo(f"Open {url} in a browser; the API is described at {url}/docs")
 
     run(app, settings, listening, ready, log_level)
 

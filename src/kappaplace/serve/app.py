@@ -20,10 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.serve import routes_localize, routes_map, routes_other
+from kappaplace.serve import routes_feedback, routes_localize, routes_map, routes_other
 from kappaplace.serve.connections import HEADER_SECONDS, IN_ALL, guarded
 from kappaplace.serve.decoders import Decoders
-from kappaplace.serve.protect import Limits, SecureHeaders, add_handlers
+from kappaplace.serve.paths import Application
+from kappaplace.serve.problems import add_handlers
+from kappaplace.serve.protect import Limits, SecureHeaders
+from kappaplace.serve.responses import Responses
 from kappaplace.serve.routes_other import Metrics, demo_files, page_files
 from kappaplace.serve.served_map import ServedMap
 from kappaplace.serve.settings import LOOPBACK, Settings
@@ -34,7 +37,9 @@ log = logging.getLogger("kappaplace.serve")
 DESCRIPTION = """Find where a photo was taken, with a probability and a decision.
 
 Send images as a form (`image=@query.jpg`), as base64 in JSON, or as the plain file. Positions are
-in metres of the map's frame. Errors are a short message: `{"error": "…"}`."""
+in metres of the map's frame. Each URL of a map is also below `/v1/maps/{name}`. GET answers have an `ETag`,
+and HEAD works. Errors are problem details (RFC 9457) with a `code` for programs and a `request_id`, which is
+also in the log of the service."""
 
 
 def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -> FastAPI:
@@ -75,7 +80,7 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
         for place_map in served.values():
             await place_map.close()
 
-    app = FastAPI(
+    app = Application(
         title="KappaPlace",
         version=package_version(),
         description=DESCRIPTION,
@@ -86,16 +91,18 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
     )
     app.state.settings, app.state.served, app.state.metrics = settings, served, metrics
     app.state.demo, app.state.page = demo_files(settings), page_files()
+    app.state.folders = {name: place_map.folder for name, place_map in maps.items()}
     for router in (
         routes_localize.router,
         routes_map.router,
+        routes_feedback.router,
         routes_other.write,
         routes_other.demo,
         routes_other.operation,
         routes_other.page,
     ):
         app.include_router(router)
-    add_handlers(app, {name: place_map.folder for name, place_map in maps.items()})
+    add_handlers(app, app.state.folders)
     # The middleware that is added last runs first.
     app.add_middleware(
         Limits, most=settings.max_body, seconds=settings.timeout, at_once=settings.max_requests
@@ -104,10 +111,11 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-            expose_headers=["Retry-After"],
+            allow_methods=["GET", "HEAD", "POST"],
+            allow_headers=["Authorization", "Content-Type", "If-None-Match", "X-Request-Id"],
+            expose_headers=["ETag", "Retry-After", "X-Request-Id"],
         )
+    app.add_middleware(Responses)
     app.add_middleware(SecureHeaders, settings=settings)
     app.add_middleware(_Counted, metrics=metrics)
     return app

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.serve.protect import busy
+from kappaplace.serve.problems import busy
 
 log = logging.getLogger("kappaplace.serve")
 Job = TypeVar("Job")

@@ -19,7 +19,7 @@ from PIL import Image
 
 from kappaplace.data import Preprocessing, default_workers
 from kappaplace.serve.decode_worker import Ended, Reply, Request, receive, send
-from kappaplace.serve.protect import ApiError, busy
+from kappaplace.serve.problems import ApiError, busy
 from kappaplace.serve.settings import Settings
 
 CPU_SECONDS = 10
@@ -92,17 +92,17 @@ class Decoders:
         finally:
             self._give_back(worker)
         if reply.error:
-            raise ApiError(422, reply.error)
+            raise ApiError(422, reply.error, code="invalid_image")
         return Decoded(Image.frombytes("RGB", (reply.size[0], reply.size[1]), pixels), reply.format)
 
     def _failure(self, status: int) -> ApiError:
         if self._closed:
             return busy("The service is shutting down.", 503)
         if status == -signal.SIGXCPU:
-            return ApiError(
-                422, f"The image takes more than {CPU_SECONDS} seconds to decode. Send a smaller one."
-            )
-        return ApiError(422, "The image cannot be decoded. Save it again with another program.")
+            message = f"The image takes more than {CPU_SECONDS} seconds to decode. Send a smaller one."
+        else:
+            message = "The image cannot be decoded. Save it again with another program."
+        return ApiError(422, message, code="invalid_image")
 
     def _take(self) -> _Worker:
         with self._lock:

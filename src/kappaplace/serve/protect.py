@@ -1,7 +1,4 @@
-"""Protection of the service: tokens, security headers, limits, and errors as a short JSON message.
-
-No traceback and no file path leaves the service.
-"""
+"""Protection of the service: tokens, security headers, and limits."""
 
 from __future__ import annotations
 
@@ -12,21 +9,16 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeAlias
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi import Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import StaleMap
 from kappaplace.serve.connections import network_of
+from kappaplace.serve.problems import BUSY_SECONDS, FAULT, ApiError, answer, begin_request, request_id
 from kappaplace.serve.settings import Settings
 
 log = logging.getLogger("kappaplace.serve")
@@ -38,30 +30,37 @@ def _same(token: str, expected: str) -> bool:
     return hmac.compare_digest(*digests) and bool(expected)
 
 
-def bearer(request: Request) -> str:
-    """Return the token of a request; empty if there is none."""
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""
+_READ = HTTPBearer(
+    scheme_name="readToken",
+    description="Required if the operator set a read token. The write token is accepted, too.",
+    auto_error=False,
+)
+_WRITE = HTTPBearer(
+    scheme_name="writeToken",
+    description="Required for appending. A service without a write token is read-only.",
+    auto_error=False,
+)
+Token: TypeAlias = HTTPAuthorizationCredentials | None
 
 
-async def may_read(request: Request) -> None:
+async def may_read(request: Request, token: Annotated[Token, Security(_READ)]) -> None:
     """Reject a request without a token, if reading requires one."""
     settings: Settings = request.app.state.settings
     if not settings.read_token:
         return
-    token = bearer(request)
+    given = "" if token is None else token.credentials.strip()
     # Always compare with both tokens, so that the response time does not reveal which one matched.
-    matches = [_same(token, settings.read_token), _same(token, settings.write_token)]
+    matches = [_same(given, settings.read_token), _same(given, settings.write_token)]
     if not any(matches):
         raise _unauthorized("This service requires a token. Send `Authorization: Bearer …`.")
 
 
-async def may_write(request: Request) -> None:
+async def may_write(request: Request, token: Annotated[Token, Security(_WRITE)]) -> None:
     """Reject a request without the write token; if the service has none, reject all."""
     settings: Settings = request.app.state.settings
     if not settings.write_token:
         raise ApiError(403, "This service is read-only. The operator can enable writing with a write token.")
-    if not _same(bearer(request), settings.write_token):
+    if not _same("" if token is None else token.credentials.strip(), settings.write_token):
         raise _unauthorized("Appending requires the write token. Send `Authorization: Bearer …`.")
 
 
@@ -102,11 +101,14 @@ class SecureHeaders:
             await self.app(scope, receive, send)
             return
 
+        name_of_request = begin_request(_header(scope, b"x-request-id"))
+
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in self.headers.items():
                     headers.setdefault(name, value)
+                headers["X-Request-Id"] = name_of_request
                 # Answers depend on the photo and the time, and may be confidential.
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
@@ -118,123 +120,18 @@ class SecureHeaders:
         await self.app(scope, receive, sending)
 
 
+def _header(scope: Scope, name: bytes) -> str:
+    """Return the first header of a name; empty if there is none."""
+    return next((value for key, value in scope["headers"] if key == name), b"").decode("latin-1")
+
+
 def _host(scope: Scope) -> str:
     """Return the name in the Host header without its port; empty if the header is anything else."""
-    host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1").lower()
-    match = _HOST.fullmatch(host)
+    match = _HOST.fullmatch(_header(scope, b"host").lower())
     return "" if match is None else match[1] or match[2]
 
 
-BUSY_SECONDS = 1
-"""Seconds after which clients retry if the service is busy."""
-_PLAIN = {
-    404: "Not found. See /openapi.json for all URLs.",
-    405: "Method not allowed. See /openapi.json.",
-}
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:@/?#\\]+))(?::[0-9]{1,5})?")
-_PATH = re.compile(r"(?<![\w./])(?:~?/|[a-z]:\\)[^\s/]", re.IGNORECASE)
-"""Start of an absolute path. The end of a path is unknown, because names can contain spaces."""
-_FAULT = "Internal error. The log of the service has the details."
-
-
-class ApiError(Exception):
-    """An error response."""
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        """Describe the response.
-
-        Args:
-            status: HTTP status.
-            message: Error message for the client.
-            headers: Additional headers.
-        """
-        super().__init__(message)
-        self.status, self.message, self.headers = status, message, dict(headers or {})
-
-
-def busy(message: str, status: int = 429) -> ApiError:
-    """Return an error with a time to retry."""
-    return ApiError(status, message, {"Retry-After": str(BUSY_SECONDS)})
-
-
-def public_message(error: KappaPlaceError, folders: Mapping[str, Path]) -> str | None:
-    """Return the error message with the folders of maps replaced by their names.
-
-    Args:
-        error: The error.
-        folders: Folders of the maps by name.
-
-    Returns:
-        The message; None if the error is about files of the service, whose paths must not leave it.
-    """
-    message, cause = str(error), error.__cause__ or error.__context__
-    while cause is not None:
-        if isinstance(cause, OSError):
-            return None
-        cause = cause.__cause__ or cause.__context__
-    for name, folder in folders.items():
-        for text in (str(folder.absolute()), str(folder)):
-            if text == ".":
-                continue
-            if f"{text}/" in message:
-                return None
-            message = re.sub(rf"{re.escape(text)}(?![\w-]|\.\w)", name.replace("\\", r"\\"), message)
-    return None if _PATH.search(message) else message
-
-
-def printable(text: str) -> str:
-    """Replace characters of file names that are not valid text, because JSON cannot contain them."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def answer(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Build an error response.
-
-    Args:
-        status: HTTP status.
-        message: Error message, which may quote invalid text from the request.
-        headers: Additional headers.
-
-    Returns:
-        The response ``{"error": message}``.
-    """
-    return JSONResponse({"error": printable(message)}, status, dict(headers or {}))
-
-
-def add_handlers(app: FastAPI, folders: Mapping[str, Path]) -> None:
-    """Convert exceptions to error responses; ``folders`` are the maps by name."""
-
-    @app.exception_handler(ApiError)
-    async def api_error(request: Request, error: ApiError) -> JSONResponse:
-        return answer(error.status, error.message, error.headers)
-
-    @app.exception_handler(StaleMap)
-    async def stale(request: Request, error: StaleMap) -> JSONResponse:
-        return answer(503, "The map is being replaced. Try again.", {"Retry-After": str(BUSY_SECONDS)})
-
-    @app.exception_handler(KappaPlaceError)
-    async def bad_input(request: Request, error: KappaPlaceError) -> JSONResponse:
-        message = public_message(error, folders)
-        if message is not None:
-            return answer(422, message)
-        log.error("%s %s failed: %s", request.method, request.url.path, error)
-        return answer(500, _FAULT)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        return answer(error.status_code, _PLAIN.get(error.status_code, str(error.detail)), error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(422, invalid_message(error.errors()))
-
-
-def invalid_message(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the first of the validation errors of pydantic."""
-    first = errors[0]
-    field = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "body"))
-    reason = str(first["msg"]).rstrip(".")
-    return f"{field or 'The request'}: {reason[:1].lower()}{reason[1:]}."[:300]
 
 
 PROBES = ("/healthz", "/readyz")
@@ -322,10 +219,10 @@ class Limits:
             if not started:
                 await answer(503, "The service is shutting down.")(scope, receive, send)
         except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            log.exception("Request %s: %s %s failed", request_id(), scope["method"], scope["path"])
             if started:
                 raise
-            await answer(500, _FAULT)(scope, receive, send)
+            await answer(500, FAULT)(scope, receive, send)
 
     def _too_large(self) -> str:
         return f"The request is larger than {self.most:,} bytes. Send smaller images."

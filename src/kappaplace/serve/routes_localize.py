@@ -9,29 +9,34 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from kappaplace.serve.protect import ApiError, invalid_message, may_read
+from kappaplace.serve.paths import ASK, both, map_named
+from kappaplace.serve.problems import ApiError, as_api_error, invalid_message, problem
+from kappaplace.serve.protect import may_read
 from kappaplace.serve.schemas import (
     EXAMPLES,
     BatchBody,
     BatchOut,
     EmbedBody,
     EmbeddingsOut,
+    LineOut,
     LocalizationOut,
     LocalizeBody,
     Options,
 )
-from kappaplace.serve.served_map import ASK, localization, map_named
+from kappaplace.serve.served_map import Answer, ServedMap, localization
 from kappaplace.serve.settings import Settings
 from kappaplace.types import Json
 
+LINE = {"$ref": f"#/components/schemas/{LineOut.__name__}"}
 router = APIRouter(prefix="/v1", tags=["localize"], dependencies=[Depends(may_read)])
 
 
@@ -46,7 +51,7 @@ def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Json]:
         Values for ``openapi_extra``.
     """
     schema = shape.model_json_schema(by_alias=False)
-    file = {"type": "string", "format": "binary"}
+    file = {"type": "string", "format": "binary", "description": "JPEG, PNG or WebP file."}
     key = "image" if single else "images"
     fields = {name: part for name, part in schema["properties"].items() if name != key}
     if "area" in fields:
@@ -73,10 +78,13 @@ _NUMBER = r"[+-]?\d{1,9}(\.\d{1,9})?"
 _THREE = rf"^{_NUMBER},{_NUMBER},\d{{1,9}}(\.\d{{1,6}})?m?$"
 
 
-@router.post(
+@both(
+    router,
+    "POST",
+    "/localize",
     "/localize",
     response_model=LocalizationOut,
-    responses=ASK | {200: {"content": {"application/json": {"example": EXAMPLES["answer"]}}}},
+    responses=ASK,
     openapi_extra=body_of(LocalizeBody, single=True),
     summary="Localize an image",
 )
@@ -89,26 +97,82 @@ async def localize(request: Request) -> dict[str, Json]:
     served = map_named(request, options.map)
     _check_k(request, options)
     answers = await served.localize(images, options)
-    return localization(answers[0], served)
+    return _counted(request, answers[0], served)
 
 
-@router.post(
+def _counted(request: Request, answer: Answer, served: ServedMap) -> dict[str, Json]:
+    """Return an answer as `LocalizationOut`, and count its decision."""
+    values = localization(answer, served)
+    request.app.state.metrics.decision(served.name, values["decision"], values["probability"])
+    return values
+
+
+@both(
+    router,
+    "POST",
+    "/localize/batch",
     "/localize/batch",
     response_model=BatchOut,
-    responses=ASK,
+    responses=ASK | {200: {"content": {"application/x-ndjson": {"schema": LINE}}}},
     openapi_extra=body_of(BatchBody, single=False),
     summary="Localize several images",
 )
-async def localize_batch(request: Request) -> dict[str, Json]:
-    """Return one answer per image, in their order; if one image is invalid, none is answered."""
+async def localize_batch(request: Request) -> Response:
+    """Return one answer per image, in input order. `Accept: application/x-ndjson` streams them instead.
+
+    If one image is invalid, none is answered; with `on_error=skip` the others are. A stream has one line per
+    image as soon as it is answered, and lists errors per image.
+    """
     images, options = await read_request(request, BatchBody, single=False)
     served = map_named(request, options.map)
     _check_k(request, options)
-    answers = await served.localize(images, options)
-    return {"answers": [localization(answer, served) for answer in answers]}
+    if NDJSON in request.headers.get("accept", ""):
+        lines = _lines(request, images, options, served)
+        first = await anext(lines)  # a full queue is an error with a status
+        return StreamingResponse(_chain(first, lines), media_type=NDJSON)
+    if options.on_error == "stop":
+        answers = await served.localize(images, options)
+        found: list[Json] = [_counted(request, answer, served) for answer in answers]
+        return JSONResponse({"answers": found, "errors": []})
+    found, problems = [None] * len(images), []
+    async for index, result in served.each(images, options):
+        if isinstance(result, Answer):
+            found[index] = _counted(request, result, served)
+        else:
+            problems.append({"index": index, **_problem(request, result)})
+    return JSONResponse({"answers": found, "errors": sorted(problems, key=lambda each: each["index"])})
 
 
-@router.post(
+NDJSON = "application/x-ndjson"
+
+
+def _problem(request: Request, error: Exception) -> dict[str, Json]:
+    public = as_api_error(error, request.app.state.folders)
+    return problem(public.status, public.message, public.code)
+
+
+async def _lines(
+    request: Request, images: list[bytes], options: BatchBody, served: ServedMap
+) -> AsyncIterator[bytes]:
+    async for index, result in served.each(images, options):
+        part: dict[str, Json] = (
+            {"answer": _counted(request, result, served)}
+            if isinstance(result, Answer)
+            else {"problem": _problem(request, result)}
+        )
+        yield json.dumps({"index": index, **part}, ensure_ascii=False).encode() + b"\n"
+
+
+async def _chain(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for line in others:
+        yield line
+
+
+@both(
+    router,
+    "POST",
+    "/embed",
     "/embed",
     response_model=EmbeddingsOut,
     responses=ASK,

@@ -23,7 +23,9 @@ from kappaplace.data import thumbnail as make_thumbnail
 from kappaplace.data import unproject
 from kappaplace.maps import MapStore
 from kappaplace.records import to_plain
-from kappaplace.serve.protect import ApiError, may_read, printable
+from kappaplace.serve.paths import READ, MapParameter, both
+from kappaplace.serve.problems import ApiError, printable
+from kappaplace.serve.protect import may_read
 from kappaplace.serve.schemas import (
     CalibrationOut,
     MapOut,
@@ -32,7 +34,7 @@ from kappaplace.serve.schemas import (
     ReferencesOut,
     RiskOut,
 )
-from kappaplace.serve.served_map import READ, MapParameter, ServedMap, thumbnail_url
+from kappaplace.serve.served_map import ServedMap, thumbnail_url
 from kappaplace.types import Json
 from kappaplace.version import package_version
 
@@ -51,6 +53,7 @@ async def maps(request: Request) -> dict[str, Json]:
         "maps": list(served),
         "default": next(iter(served)),
         "writable": bool(settings.write_token),
+        "labels": settings.labels is not None,
         "max_k": settings.max_k,
         "max_batch": settings.max_batch,
         "max_body": settings.max_body,
@@ -61,7 +64,7 @@ async def maps(request: Request) -> dict[str, Json]:
     }
 
 
-@router.get("/map", response_model=MapOut, summary="Describe a map")
+@both(router, "GET", "/map", "", response_model=MapOut, summary="Describe a map")
 async def map_info(served: MapParameter) -> dict[str, Json]:
     """Return size, frame, model and calibration."""
     return await asyncio.to_thread(_info, served)
@@ -108,7 +111,9 @@ def _bounds(store: MapStore) -> dict[str, float] | None:
     return dict(zip(("x0", "y0", "x1", "y1"), corners, strict=True))
 
 
-@router.get("/map/references", response_model=ReferencesOut, summary="List references")
+@both(
+    router, "GET", "/map/references", "/references", response_model=ReferencesOut, summary="List references"
+)
 async def references(
     served: MapParameter,
     bbox: Annotated[
@@ -207,7 +212,14 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-@router.get("/references/{id}", response_model=ReferenceOut, summary="Describe a reference")
+@both(
+    router,
+    "GET",
+    "/references/{id}",
+    "/references/{id}",
+    response_model=ReferenceOut,
+    summary="Describe a reference",
+)
 async def reference(served: MapParameter, id: Number) -> dict[str, Json]:
     """Return name, pose, κ, and how ambiguous the place is."""
     store = served.map.store
@@ -215,7 +227,10 @@ async def reference(served: MapParameter, id: Number) -> dict[str, Json]:
     return (await asyncio.to_thread(describe, served, store, np.array([id])))[0]
 
 
-@router.get(
+@both(
+    router,
+    "GET",
+    "/references/{id}/thumbnail",
     "/references/{id}/thumbnail",
     summary="Get the thumbnail of a reference",
     response_class=Response,
@@ -245,7 +260,14 @@ def _check_number(store: MapStore, number: int) -> None:
         raise ApiError(404, f"There is no reference {number}. The map has {len(store):,}, counted from 0.")
 
 
-@router.get("/map/calibration", response_model=CalibrationOut, summary="Describe the calibration")
+@both(
+    router,
+    "GET",
+    "/map/calibration",
+    "/calibration",
+    response_model=CalibrationOut,
+    summary="Describe the calibration",
+)
 async def calibration(served: MapParameter) -> dict[str, Json]:
     """Return the calibration of the map, its guarantee, and its curves."""
     return await asyncio.to_thread(_calibration, served)
@@ -285,7 +307,7 @@ def _rows(names: Sequence[str], columns: Iterable[Sequence[float]]) -> list[dict
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-@router.get("/map/risk", response_model=RiskOut, summary="Describe a risk limit")
+@both(router, "GET", "/map/risk", "/risk", response_model=RiskOut, summary="Describe a risk limit")
 async def risk(
     served: MapParameter,
     max_risk: Annotated[
@@ -301,7 +323,11 @@ async def risk(
     """Return the thresholds for this risk, and the fraction of queries that they accept."""
     fitted = served.calibration
     if fitted is None:
-        raise ApiError(404, "The map is not calibrated, so its risk is unknown. Calibrate it first.")
+        raise ApiError(
+            404,
+            "The map is not calibrated, so its risk is unknown. Calibrate it first.",
+            code="not_calibrated",
+        )
     rule = rule_for(fitted, max_risk)
     coverage, expected = expected_at(fitted, rule) or (None, None)
     values = to_plain(rule)

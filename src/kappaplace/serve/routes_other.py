@@ -14,17 +14,22 @@ from fastapi import Path as InPath
 
 from kappaplace.data import decode, images_or_error
 from kappaplace.errors import KappaPlaceError
-from kappaplace.serve.protect import ApiError, busy, may_read, may_write, printable
+from kappaplace.serve.paths import ASK, READ, both, errors, map_named
+from kappaplace.serve.problems import ApiError, busy, printable
+from kappaplace.serve.protect import may_read, may_write
 from kappaplace.serve.routes_localize import body_of, read_request
 from kappaplace.serve.schemas import AddedOut, DemoOut, ReferenceBody, StateOut
-from kappaplace.serve.served_map import ASK, READ, ServedMap, errors, map_named
+from kappaplace.serve.served_map import ServedMap
 from kappaplace.serve.settings import FORMATS, Settings
 from kappaplace.types import Json
 
 write = APIRouter(prefix="/v1", tags=["map"], dependencies=[Depends(may_write)])
 
 
-@write.post(
+@both(
+    write,
+    "POST",
+    "/references",
     "/references",
     response_model=AddedOut,
     status_code=201,
@@ -91,6 +96,12 @@ async def index(request: Request) -> Response:
     return _file(request, "index.html")
 
 
+@page.get("/docs")
+async def docs(request: Request) -> Response:
+    """Return the description of the API as a page."""
+    return _file(request, "docs.html")
+
+
 @page.get("/static/{name:path}")
 async def static(request: Request, name: str) -> Response:
     """Return a file of the web page."""
@@ -136,6 +147,10 @@ async def metrics(request: Request) -> Response:
             {n: s.batcher.admitted for n, s in served.items()},
         ),
         "map_references": ("References of the map.", {n: len(s.map) for n, s in served.items()}),
+        "drifting": (
+            "1 if the last queries differ from those of the calibration.",
+            {n: int(s.feedback.drifting) for n, s in served.items()},
+        ),
         "map_version": ("Version of the map.", {n: s.map.manifest.version for n, s in served.items()}),
     }
     return Response(counts.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -203,6 +218,7 @@ def _read(file: Path) -> tuple[bytes, str]:
 
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -236,9 +252,12 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: dict[tuple[str, str, str], int] = {}
+        self._requests: dict[tuple[str, ...], int] = {}
         self._seconds: dict[str, Histogram] = {}
         self._batches: dict[str, Histogram] = {}
+        self._decisions: dict[tuple[str, ...], int] = {}
+        self._labels: dict[tuple[str, ...], int] = {}
+        self._probabilities: dict[str, Histogram] = {}
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request.
@@ -259,22 +278,44 @@ class Metrics:
         with self._lock:
             self._batches.setdefault(place_map, Histogram(SIZES)).add(size)
 
+    def decision(self, place_map: str, decision: str | None, probability: float | None) -> None:
+        """Count a decision, and the probability of the answer if it is known."""
+        with self._lock:
+            key = (place_map, decision or "undecided")
+            self._decisions[key] = self._decisions.get(key, 0) + 1
+            if probability is not None:
+                self._probabilities.setdefault(place_map, Histogram(PROBABILITIES)).add(probability)
+
+    def label(self, place_map: str, decision: str, label: str) -> None:
+        """Count what a person said about an answer."""
+        with self._lock:
+            key = (place_map, decision, label)
+            self._labels[key] = self._labels.get(key, 0) + 1
+
     def text(self, gauges: Mapping[str, tuple[str, Mapping[str, float]]]) -> str:
         """Return all metrics; ``gauges`` are a help text and one value per map, by name."""
-        lines = [
-            "# HELP kappaplace_requests_total Answered requests.",
-            "# TYPE kappaplace_requests_total counter",
-        ]
         with self._lock:
-            for (method, route, status), count in sorted(self._requests.items()):
-                labels = _labels({"method": method, "route": route, "status": status})
-                lines.append(f"kappaplace_requests_total{labels} {count}")
+            lines = _counters("requests", "Answered requests.", ("method", "route", "status"), self._requests)
+            lines += _counters("decisions", "Answers by decision.", ("map", "decision"), self._decisions)
+            words = "Answers that a person called right, wrong or unknown."
+            lines += _counters("labels", words, ("map", "decision", "label"), self._labels)
+            words = "Probability of the best match."
+            lines += _histograms("probability", words, "map", self._probabilities)
             lines += _histograms("request_seconds", "Time to the answer.", "route", self._seconds)
             lines += _histograms("batch_images", "Images embedded together.", "map", self._batches)
         for name, (help_text, values) in gauges.items():
             lines += [f"# HELP kappaplace_{name} {help_text}", f"# TYPE kappaplace_{name} gauge"]
             lines += [f"kappaplace_{name}{_labels({'map': key})} {value:g}" for key, value in values.items()]
         return "\n".join(lines) + "\n"
+
+
+def _counters(
+    name: str, help_text: str, keys: Sequence[str], counts: Mapping[tuple[str, ...], int]
+) -> list[str]:
+    lines = [f"# HELP kappaplace_{name}_total {help_text}", f"# TYPE kappaplace_{name}_total counter"]
+    for values, count in sorted(counts.items()):
+        lines.append(f"kappaplace_{name}_total{_labels(dict(zip(keys, values, strict=True)))} {count}")
+    return lines
 
 
 def _histograms(name: str, help_text: str, label: str, histograms: Mapping[str, Histogram]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
@@ -39,16 +39,35 @@ Session = Annotated[
 _IMAGE = "JPEG, PNG or WebP file (HEIC if the operator allows it) as base64 or as a data: URL."
 
 
+EXAMPLES: dict[str, dict[str, Json]] = json.loads(
+    (Path(__file__).parent / "examples.json").read_text(encoding="utf-8")
+)
+"""One body per request and one example per response, for the description of the API."""
+
+
 class Body(BaseModel):
     """Base of requests: unknown keys are rejected, so that a misspelled option is not ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+def example_of(name: Json) -> Json:
+    """Return the example of a response; inside of examples, the name of another one stands for it."""
+    found = EXAMPLES["responses"].get(name) if isinstance(name, str) else name
+    if isinstance(found, dict):
+        return {key: example_of(part) for key, part in found.items()}
+    if isinstance(found, list):
+        return [example_of(part) for part in found]
+    return name if found is None else found
+
+
 class Out(BaseModel):
-    """Base of responses."""
+    """Base of responses; examples.json has an example of each."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+Decided: TypeAlias = Literal["accept", "doubtful", "reject"]
 
 
 class Options(Body):
@@ -64,6 +83,9 @@ class Options(Body):
         ge=0,
         le=1000,
         description="Number of top matches to re-rank by patch matching. Default: the number at calibration.",
+    )
+    outside_rate: float | None = Field(
+        None, ge=0, le=1, description="Expected fraction of out-of-map queries. Default: the calibrated one."
     )
     heading: float | None = Field(
         None,
@@ -90,7 +112,7 @@ class Options(Body):
     def localize_options(self) -> LocalizeOptions:
         """Return the options for the map."""
         area = None if self.area is None else area_of(self.area)
-        return LocalizeOptions(self.k, area, self.order, rerank=self.rerank, heading=self.heading)
+        return LocalizeOptions(self.k, area, self.order, self.outside_rate, self.rerank, heading=self.heading)
 
 
 class LocalizeBody(Options):
@@ -103,6 +125,9 @@ class BatchBody(Options):
     """Several images to localize."""
 
     images: list[str] = Field(min_length=1, description=_IMAGE, examples=[["/9j/4AAQSkZJRg…"]])
+    on_error: Literal["stop", "skip"] = Field(
+        "stop", description="stop: an invalid image fails the request. skip: it is listed in `errors`."
+    )
 
 
 class EmbedBody(Body):
@@ -157,8 +182,8 @@ class MatchOut(Out):
     kappa: float | None
     uncertainty: float | None
     probability: float | None
-    decision: str | None
-    """accept, doubtful or reject; null if unknown."""
+    decision: Decided | None
+    """null if unknown."""
     reference: int
     """Index of the reference in this version of the map."""
     thumbnail: str
@@ -170,6 +195,8 @@ class MatchOut(Out):
 class LocalizationOut(Out):
     """The answer to one query; docs/maps.md explains the fields."""
 
+    id: str = ""
+    """Id of the answer, for `POST /v1/labels`."""
     map: str
     version: int
     """Version of the map."""
@@ -179,7 +206,7 @@ class LocalizationOut(Out):
     uncertainty: float | None
     probability: float | None
     inside: float | None
-    decision: str | None
+    decision: Decided | None
     in_map: bool | None
     max_risk: float | None
     """Risk limit of the decisions; null without decisions."""
@@ -214,10 +241,44 @@ class LocalizationOut(Out):
     0 to 1), and a weight. null unless requested, or if the map has no patches."""
 
 
+class ProblemOut(Out):
+    """An error (RFC 9457). `code` does not change; `detail` is for people."""
+
+    type: str
+    """URL of the description of the code."""
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str
+    """Also sent as the header `X-Request-Id`, and written to the log of the service."""
+    error: str
+    """The same as `detail`, for clients of earlier versions."""
+
+
+class ImageProblemOut(ProblemOut):
+    """An image of a batch that could not be answered."""
+
+    index: int
+    """Position of the image in the request, from 0."""
+
+
 class BatchOut(Out):
     """One answer per image, in input order."""
 
-    answers: list[LocalizationOut]
+    answers: list[LocalizationOut | None]
+    """null for an image in `errors`."""
+    errors: list[ImageProblemOut] = []
+    """Images that could not be answered; only with `on_error=skip`."""
+
+
+class LineOut(Out):
+    """One line of a streamed batch: an answer or an error. Lines come in the order of completion."""
+
+    index: int
+    """Position of the image in the request, from 0."""
+    answer: LocalizationOut | None = None
+    problem: ProblemOut | None = None
 
 
 class EmbeddingsOut(Out):
@@ -239,6 +300,8 @@ class MapsOut(Out):
     default: str
     writable: bool
     """Whether images can be appended with the write token."""
+    labels: bool
+    """Whether `POST /v1/labels` is enabled."""
     max_k: int
     max_batch: int
     max_body: int
@@ -375,7 +438,7 @@ class RiskOut(Out):
     map: str
     max_risk: float
     guaranteed: bool
-    on: str
+    on: Literal["uncertainty", "probability"]
     """Quantity that is compared with the thresholds: uncertainty or probability."""
     threshold: float | str
     """Threshold of an acceptance: the uncertainty is at most this value, or the probability at least this
@@ -409,16 +472,65 @@ class DemoOut(Out):
 class StateOut(Out):
     """State of the service."""
 
-    status: str
+    status: Literal["ok", "ready"]
 
 
-class ErrorOut(Out):
-    """An error message."""
+class LabelBody(Body):
+    """What a person said about an answer."""
 
-    error: str
+    answer: str = Field(description="`id` of the answer.", min_length=1, max_length=64)
+    label: Literal["right", "wrong", "unknown"] = Field(description="Whether the place is right.")
+    map: MapName | None = None
 
 
-EXAMPLES: dict[str, dict[str, Json]] = json.loads(
-    (Path(__file__).parent / "examples.json").read_text(encoding="utf-8")
-)
-"""An answer, and one body per request, for the description of the API."""
+class LabelsOut(Out):
+    """What people said about answers since the service started, per decision. Not a random sample."""
+
+    map: str
+    stored: int
+    """Number of labels in the file of the operator."""
+    counts: dict[str, dict[str, int]]
+    """Numbers of the labels right, wrong and unknown, by decision."""
+
+
+class WarningOut(Out):
+    """A signal that differs from the calibration."""
+
+    signal: str
+    test: Literal["range", "shape"]
+    direction: Literal["higher", "lower", "wider"]
+    statistic: float
+    limit: float
+    """Largest value of the statistic that chance explains."""
+    sentence: str
+
+
+class WindowOut(Out):
+    """Queries that were compared together."""
+
+    queries: int
+    """Number of queries since the start, including this window."""
+    time: float | None
+    """Seconds since 1970."""
+    quantiles: dict[str, list[float]]
+    """Quantiles 5%, 50% and 95% of each signal."""
+    warnings: list[WarningOut]
+
+
+class DriftOut(Out):
+    """Comparison of the queries since the start of the service with those of the calibration."""
+
+    map: str
+    available: bool
+    """false without a calibration that has reference statistics."""
+    window: int
+    """Number of queries per comparison."""
+    queries: int
+    waiting: int
+    """Number of queries in the window that is not complete."""
+    drifting: bool
+    """Whether the last complete window has warnings."""
+    calibrated: dict[str, list[float]]
+    """Quantiles 5%, 50% and 95% of each signal at calibration."""
+    windows: list[WindowOut]
+    """The last complete windows, oldest first."""

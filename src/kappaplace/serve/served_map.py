@@ -7,15 +7,14 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
-from fastapi import Depends, Query, Request
 from PIL import Image
 
 from kappaplace.calibration import Calibration
@@ -39,21 +38,19 @@ from kappaplace.maps import (
 from kappaplace.models import embed_images
 from kappaplace.serve.batching import Batcher
 from kappaplace.serve.decoders import Decoded, Decoders
-from kappaplace.serve.protect import ApiError, busy
-from kappaplace.serve.schemas import ErrorOut, Options, Placed
+from kappaplace.serve.feedback import Feedback
+from kappaplace.serve.problems import ApiError, busy
+from kappaplace.serve.schemas import Options, Placed
 from kappaplace.serve.sessions import Sessions
 from kappaplace.serve.settings import Settings
 from kappaplace.types import Embeddings, Json
 
 log = logging.getLogger("kappaplace.serve")
 
+SLOW = "The service did not answer in time. Try again later."
 LOOK_SECONDS = 1.0
 """Seconds between checks for changes by other processes."""
 _SUFFIX = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "HEIF": ".heic"}
-
-
-Responses: TypeAlias = dict[int | str, dict[str, Any]]
-"""Responses of a route by status, as FastAPI expects them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +101,7 @@ class ServedMap:
             room=settings.queue,
             report=report,
         )
+        self.feedback = Feedback(name, settings.labels)
         self._sessions = Sessions(place_map)
         self.ready, self.failure = False, ""
         # One append at a time, and not in the decoder threads, which queries need.
@@ -138,6 +136,33 @@ class ServedMap:
         """Localize encoded images, and return one answer per image."""
         return await self._enqueue(images, options)
 
+    async def each(
+        self, images: Sequence[bytes], options: Options
+    ) -> AsyncIterator[tuple[int, Answer | Exception]]:
+        """Localize encoded images on their own, and yield index and result in the order of completion."""
+
+        async def one(index: int) -> tuple[int, Answer | Exception]:
+            try:
+                waiting = self._answers([images[index]], options)
+                return index, (await asyncio.wait_for(waiting, self.settings.timeout))[0]
+            except asyncio.TimeoutError:
+                return index, busy(SLOW, 503)
+            except Exception as error:
+                return index, error
+
+        with self.batcher.admit(len(images)):
+            if options.session is not None:  # whose answers depend on the images before
+                for index in range(len(images)):
+                    yield await one(index)
+                return
+            tasks = [asyncio.create_task(one(index)) for index in range(len(images))]
+            try:
+                for task in asyncio.as_completed(tasks):
+                    yield await task
+            finally:  # the client has left
+                for task in tasks:
+                    task.cancel()
+
     async def embed(self, images: Sequence[bytes]) -> Embeddings:
         """Compute descriptors and κ of encoded images."""
         answers = await self._enqueue(images, None)
@@ -150,7 +175,7 @@ class ServedMap:
             try:
                 return await asyncio.wait_for(self._answers(images, options), self.settings.timeout)
             except asyncio.TimeoutError:
-                raise busy("The service did not answer in time. Try again later.", 503) from None
+                raise busy(SLOW, 503) from None
 
     async def _answers(self, images: Sequence[bytes], options: Options | None) -> list[Answer]:
         preprocessing = self.preprocessing
@@ -161,7 +186,7 @@ class ServedMap:
             )
             for number, image in enumerate(decoded):
                 if isinstance(image, ApiError) and image.status == 422 and len(decoded) > 1:
-                    raise ApiError(422, f"Image {number}: {image}")
+                    raise ApiError(422, f"Image {number}: {image}", code=image.code)
                 if isinstance(image, BaseException):
                     raise image
             jobs = [Job(each.image, options) for each in decoded if isinstance(each, Decoded)]
@@ -371,52 +396,8 @@ def remove_orphans(folder: Path) -> None:
             remove_path(file)
 
 
-_STATUS = {
-    400: "The request cannot be read.",
-    401: "The token is missing or invalid.",
-    403: "This service is read-only.",
-    404: "Unknown map, reference or query.",
-    408: "The request took too long to arrive.",
-    409: "Another process is changing the map.",
-    413: "The request is too large, or has too many images.",
-    415: "Unsupported content type.",
-    422: "The image or an option is invalid; the message has the reason.",
-    429: "The queue is full. Retry after `Retry-After` seconds.",
-    503: "Not ready, or too slow. Retry after `Retry-After` seconds.",
-}
-
-
-def errors(*codes: int) -> Responses:
-    """Describe the errors of a route for OpenAPI."""
-    return {code: {"model": ErrorOut, "description": _STATUS[code]} for code in codes}
-
-
-READ = errors(401, 404, 422, 503)
-ASK = errors(400, 401, 404, 408, 413, 415, 422, 429, 503)
-
-
-def map_named(request: Request, name: str | None) -> ServedMap:
-    """Return the map with this name, or the first one."""
-    served: dict[str, ServedMap] = request.app.state.served
-    if name is None or name == "":
-        return next(iter(served.values()))
-    if name not in served:
-        raise ApiError(404, f"Unknown map {name[:80]!r}. Choose from: {', '.join(served)}.")
-    return served[name]
-
-
-def _requested(
-    request: Request,
-    map: Annotated[str | None, Query(description="Name of the map. Default: the first one.")] = None,
-) -> ServedMap:
-    return map_named(request, map)
-
-
-MapParameter = Annotated[ServedMap, Depends(_requested)]
-
-
 def localization(answer: Answer, served: ServedMap) -> dict[str, Json]:
-    """Return an answer with a localization as `LocalizationOut`."""
+    """Return an answer with a localization as `LocalizationOut`, and take it into the feedback of the map."""
     result = answer.decided
     assert result is not None  # every job with options is decided
     values = result.answer.to_dict()
@@ -424,6 +405,7 @@ def localization(answer: Answer, served: ServedMap) -> dict[str, Json]:
         del match["image"]
         match["thumbnail"] = thumbnail_url(served, match["reference"])
     return {
+        "id": served.feedback.take(result.answer, served.calibration, answer.version),
         "map": served.name,
         "version": answer.version,
         "max_risk": result.max_risk,

@@ -54,6 +54,8 @@ class Settings:
     """URL of map tiles, ``https://…/{z}/{x}/{y}.png``. The page calls no other host."""
     tile_attribution: str = ""
     """Attribution for the map tiles, shown below the map; URLs in it become links."""
+    labels: Path | None = None
+    """Folder for the labels that visitors of the page give to answers. Default: none are stored."""
     demo_queries: Path | None = None
     """Folder of sample images that the page offers."""
 

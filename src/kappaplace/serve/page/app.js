@@ -1,8 +1,10 @@
 // Start of the page: select the map and the view.
 
+import { parameter, setParameter, where } from "./address.js";
 import { get, getIfThere, useMap } from "./api.js";
 import { browsePage } from "./browse.js";
 import { h } from "./dom.js";
+import { driftPage } from "./drift.js";
 import { count } from "./format.js";
 import { localizePage } from "./localize.js";
 import { habits } from "./reasons.js";
@@ -13,6 +15,7 @@ const PAGES = {
   localize: { title: "Localize", show: localizePage },
   sure: { title: "How reliable is it?", show: surePage },
   browse: { title: "Browse the map", show: browsePage },
+  drift: { title: "Have the queries changed?", show: driftPage },
 };
 const MOST_REFERENCES = 20000; // more would overlap
 
@@ -24,7 +27,7 @@ let opening = null; // the map that was selected last
 let world = null; // the current map and its data
 const views = new Map(); // views that were shown, so that going back keeps their state
 
-const current = () => (location.hash.slice(1) in PAGES ? location.hash.slice(1) : "localize");
+const current = () => (where()[0] in PAGES ? where()[0] : "localize");
 
 function show() {
   const name = current();
@@ -35,7 +38,7 @@ function show() {
   }
   if (!world) return;
   if (!views.has(name)) views.set(name, world.info.references ? PAGES[name].show(world) : emptyMap());
-  main.replaceChildren(views.get(name));
+  if (main.firstChild !== views.get(name)) main.replaceChildren(views.get(name));
 }
 
 const emptyMap = () =>
@@ -56,7 +59,7 @@ async function openMap(name) {
     ]);
     if (opening !== name) return; // another map was selected in the meantime
     const tiles = service.tile_url && { url: service.tile_url, attribution: service.tile_attribution };
-    world = { info, references, calibration, demo: demo?.queries ?? [], tiles, habits: habits(references) };
+    world = { info, references, calibration, demo: demo?.queries ?? [], labels: service.labels, tiles, habits: habits(references) };
     about.replaceChildren(`${count(info.references)} references`);
     show();
   } catch (error) {
@@ -64,11 +67,16 @@ async function openMap(name) {
   }
 }
 
+function choose(name) {
+  setParameter("map", name);
+  openMap(name);
+}
+
 /** Show the current map, and a list if there are several. */
-function offer({ maps, default: first }) {
+function offer({ maps }, first) {
   if (maps.length < 2) return which.replaceChildren(h("span", { class: "mapname" }, first), about);
   const options = maps.map((name) => h("option", { value: name, selected: name === first }, name));
-  const list = h("select", { id: "map", onchange: () => openMap(list.value) }, options);
+  const list = h("select", { id: "map", onchange: () => choose(list.value) }, options);
   which.replaceChildren(h("label", { for: "map" }, "Map"), list, about);
 }
 
@@ -76,8 +84,9 @@ async function start() {
   main.replaceChildren(loading("Opening the map…"));
   try {
     service = await get("/v1/maps");
-    offer(service);
-    await openMap(service.default);
+    const name = service.maps.includes(parameter("map")) ? parameter("map") : service.default;
+    offer(service, name);
+    await openMap(name);
   } catch (error) {
     main.replaceChildren(problem(error, start));
   }
@@ -85,6 +94,7 @@ async function start() {
 
 addEventListener("hashchange", () => {
   if (location.hash === "#main") return; // the skip link
+  if (main.firstChild === views.get(current())) return; // another part of the same view
   show();
   scrollTo(0, 0);
   main.focus({ preventScroll: true });

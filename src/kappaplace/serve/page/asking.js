@@ -1,34 +1,40 @@
-// Input of photos: drop, paste, select a file, or choose a sample image.
+// Input of photos: drop, paste, files, camera, or a sample image. After a photo it becomes one line.
 
 import { getBlob } from "./api.js";
 import { h } from "./dom.js";
-import { picture } from "./picture.js";
 import { file } from "./format.js";
+import { picture } from "./picture.js";
 
-/** `ask(blob, name)` receives every photo, `failed(error)` an error if a file is not a photo. */
+/** `ask(files)` receives [{blob, name}]; `failed(error)` an error. Returns {element, chip(on)}. */
 export function askingPanel(world, ask, failed) {
-  const input = h("input", { id: "photo", type: "file", accept: "image/*", class: "unseen-input" });
-  const take = (blob) => {
-    if (!blob) return;
-    if (blob.type && !blob.type.startsWith("image/")) failed(new Error(`${blob.name || "This"} is not a photo. Choose a JPEG, PNG or WebP image.`));
-    else ask(blob, blob.name || "pasted photo");
+  const take = (files) => {
+    const photos = [...files].map((blob) => ({ blob, name: blob.name || "pasted photo" }));
+    if (photos.length) ask(photos);
   };
-  input.addEventListener("change", () => {
-    take(input.files[0]);
-    input.value = ""; // the same photo can be selected again
-  });
-  const zone = h(
-    "label",
-    { class: "drop", for: "photo" },
-    h("span", { class: "title" }, "Drop a photo here"),
-    h("span", { class: "muted" }, "paste it, or ", h("span", { class: "link" }, "choose a file")),
-  );
+  const field = (id, values, ...words) => {
+    const input = h("input", { id, type: "file", accept: "image/*", class: "unseen-input", ...values });
+    input.addEventListener("change", () => {
+      take(input.files);
+      input.value = ""; // the same photo can be selected again
+    });
+    return h("div", { class: `field ${id}` }, input, h("label", { class: "drop", for: id }, words));
+  };
+  const title = h("span", { class: "title" }, "Drop photos here");
+  const zone = field("photo", { multiple: true }, title, h("span", { class: "muted hint" }, "paste them, or ", h("span", { class: "link" }, "choose files")));
+  const camera = field("camera", { capture: "environment" }, h("span", { class: "title" }, "Take a photo"));
   acceptDrops(zone, take);
   document.addEventListener("paste", (event) => {
-    const photo = [...(event.clipboardData?.files ?? [])][0];
-    if (photo && zone.isConnected) take(photo);
+    if (zone.isConnected) take([...(event.clipboardData?.files ?? [])]);
   });
-  return h("section", { class: "panel asking", "aria-label": "Your photo" }, h("div", { class: "field" }, input, zone), demos(world, ask, failed));
+  const samples = demos(world, ask, failed);
+  const element = h("section", { class: "panel asking", "aria-label": "Your photos" }, h("div", { class: "inputs" }, zone, camera), samples);
+  return {
+    element,
+    chip(on) {
+      element.classList.toggle("chip", on);
+      title.textContent = on ? "Other photos" : "Drop photos here";
+    },
+  };
 }
 
 function acceptDrops(zone, take) {
@@ -43,7 +49,7 @@ function acceptDrops(zone, take) {
   addEventListener("drop", (event) => {
     event.preventDefault();
     zone.classList.remove("over");
-    if (zone.isConnected) take(event.dataTransfer.files[0]);
+    if (zone.isConnected) take(event.dataTransfer.files);
   });
 }
 
@@ -55,8 +61,8 @@ function demos(world, ask, failed) {
     for (const other of button.parentElement.parentElement.querySelectorAll("[aria-pressed=true]")) other.setAttribute("aria-pressed", "false");
     button.setAttribute("aria-pressed", "true");
     try {
-      const photo = await getBlob(image);
-      if (latest === image) ask(photo, file(name)); // otherwise another one was selected in the meantime
+      const blob = await getBlob(image);
+      if (latest === image) ask([{ blob, name: file(name) }]); // otherwise another one was selected in the meantime
     } catch (error) {
       failed(error);
     }
@@ -66,5 +72,5 @@ function demos(world, ask, failed) {
     button.addEventListener("click", select(button, image, name));
     return h("li", {}, button);
   });
-  return h("div", {}, h("h2", { class: "small" }, "Or try one of these"), h("ul", { class: "demos" }, items));
+  return h("details", { class: "samples", open: true }, h("summary", {}, "Or try one of these"), h("ul", { class: "demos" }, items));
 }

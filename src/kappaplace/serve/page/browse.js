@@ -1,9 +1,11 @@
 // The map colored by uncertainty: where would more images help?
 
+import { setPart, where } from "./address.js";
 import { get } from "./api.js";
 import { h } from "./dom.js";
 import { count, distance, file, known, number, placed, quantile, similarity } from "./format.js";
 import { MapDrawing } from "./map.js";
+import { degreesOf } from "./place.js";
 import { picture } from "./picture.js";
 import { empty, loading, problem } from "./states.js";
 
@@ -45,8 +47,9 @@ export function browsePage(world) {
   const detail = h("div", { class: "detail", "aria-live": "polite" });
 
   const choose = (reference) => {
+    setPart("browse", reference.id);
     detail.replaceChildren(
-      h("section", { class: "panel chosen-reference" }, picture(reference.thumbnail, `Reference ${file(reference.name)}`), facts(reference)),
+      h("section", { class: "panel chosen-reference" }, picture(reference.thumbnail, `Reference ${file(reference.name)}`, { class: "picture whole waiting" }), facts(reference, world.info.frame)),
     );
     drawing.mark(marks(reference));
   };
@@ -91,13 +94,24 @@ export function browsePage(world) {
   const option = (name, i) =>
     h("label", { class: "option" }, h("input", { type: "radio", name: "measure", value: name, checked: i === 0, onchange: () => use(name) }), h("span", {}, MEASURES[name].name));
   use(offered[0]);
+  // A reference in the URL, which may not be among those that are drawn.
+  const open = async () => {
+    const [view, id] = where();
+    if (view !== "browse" || !/^\d+$/.test(id ?? "")) return;
+    const reference = world.references.find((r) => r.id === Number(id)) ?? (await get(`/v1/references/${id}`).catch(() => null));
+    if (!reference) return;
+    choose(reference);
+    drawing.lookAt([reference], 160);
+  };
+  addEventListener("hashchange", open);
+  open();
   return h(
     "div",
     { class: "browse" },
     h("h1", {}, "Where would more images help?"),
     h("fieldset", { class: "options" }, h("legend", { class: "unseen" }, "Coloured by"), offered.map(option)),
     words,
-    h("div", { class: "browse-map" }, drawing.element, key, detail),
+    h("div", { class: "browse-map" }, drawing.element, key, h("p", { class: "muted small" }, "Each dot is an image of the map. Closer, a short line shows where the camera looked. Large dots are the least confident fifth; numbers belong to the list."), detail),
     h("section", { class: "browse-list" }, h("h2", {}, "Start here"), list),
   );
 }
@@ -133,9 +147,15 @@ function row(place, i, measure, key, choose) {
   );
 }
 
-const facts = (r) =>
+const facts = (r, frame) =>
   h(
     "dl",
     {},
-    ...[["image", file(r.name)], ["κ", number(r.kappa)], ["most similar far image", similarity(r.distinctiveness)], ["position", placed(r) ? `${count(r.x)}, ${count(r.y)}` : "unknown"]].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+    ...[["image", file(r.name)], ["κ", number(r.kappa)], ["most similar far image", similarity(r.distinctiveness)], ["looks", known(r.heading) ? `${number(r.heading)}° from north` : "unknown"], ["position", positionOf(r, frame)]].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
   );
+
+function positionOf(r, frame) {
+  const degrees = degreesOf({ latitude: r.lat, longitude: r.lon }, r, frame);
+  if (degrees) return degrees.map((value) => value.toFixed(5)).join(", ");
+  return placed(r) ? `x ${count(r.x)}, y ${count(r.y)}` : "unknown";
+}

@@ -1,33 +1,22 @@
-// The matches as cards, with a frame in the color of the decision.
+// The matches as cards: a picture, the decision, and the one number that decided.
 
 import { badge, h, WORDS } from "./dom.js";
-import { distance, file, known, metres, number, percent, placed, similarity } from "./format.js";
+import { file, known, percent, similarity } from "./format.js";
 import { picture } from "./picture.js";
-
-const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 
 /** Create a card: {element, decide(decision), choose(on)}. */
 export function matchCard(match, answer, choose) {
-  const from = placed(answer.pose) && placed(match) ? distance(answer.pose, match) : null;
   // The best match has the probability of the answer, which uses more than this pair.
   const probability = match.rank === 1 ? answer.probability : match.probability;
+  const [value, words] = known(probability) ? [percent(probability), "probability"] : [similarity(match.similarity), "similarity"];
   const sign = h("div", { class: "sign" });
-  const button = h("button", { type: "button", class: "choose", onclick: choose, "aria-pressed": "false", "aria-label": `Match ${match.rank}: show it on the map` }, String(match.rank));
-  const image = picture(match.thumbnail, `Reference ${file(match.name)}`);
+  const button = h("button", { type: "button", class: "choose", onclick: choose, "aria-pressed": "false", "aria-label": `Match ${match.rank}: compare it and show it on the map` }, String(match.rank));
   const element = h(
     "li",
     { class: "card" },
-    h("div", { class: "shot" }, image, button),
-    sign,
+    h("div", { class: "shot" }, picture(match.thumbnail, `Reference ${file(match.name)}`, { class: "picture whole waiting" }), button),
+    h("div", { class: "row between decided" }, sign, h("span", { class: "value", title: words }, value, h("span", { class: "unseen" }, ` ${words}`))),
     h("p", { class: "name", title: match.name }, file(match.name)),
-    h(
-      "dl",
-      {},
-      fact("probability", percent(probability)),
-      fact("similarity", similarity(match.similarity)),
-      fact("κ", number(match.kappa)),
-      fact("distance", placed(match) ? (known(from) ? metres(from) : "–") : "no position"),
-    ),
   );
   return {
     element,

@@ -6,6 +6,8 @@ import { listen } from "./gestures.js";
 import { attribution, drawTiles, utmZone } from "./tiles.js";
 import { boundsOf, scaleBar, View } from "./view.js";
 
+const LOOKS = 2; // pixels per metre from which the direction of each image is drawn
+const REACH = 11; // length of that line in pixels
 const NEAR = 14; // largest distance in pixels between a click and a marker
 const STREET = 0.24; // half the width of a street, as a fraction of the map's radius
 
@@ -65,13 +67,14 @@ export class MapDrawing {
 
   /** Show some things with their surroundings. */
   lookAt(things, least = 120) {
+    this.wanted = this.view.width > 1 ? null : [things, least]; // again when the drawing has a size
     const box = boundsOf(things.filter(placed));
     if (!box) return;
     const [x, y] = [(box.west + box.east) / 2, (box.south + box.north) / 2];
     const half = [Math.max(box.east - box.west, least) / 2, Math.max(box.north - box.south, least) / 2];
     this.view.fit({ west: x - half[0], east: x + half[0], south: y - half[1], north: y + half[1] });
     this.view.moved = true;
-    const all = boundsOf(this.references);
+    const all = boundsOf([...this.references, ...things.filter(placed)]);
     if (all) this.view.keepInside(all);
     this.redraw();
   }
@@ -83,6 +86,7 @@ export class MapDrawing {
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
     this.view.resize(width, height);
+    if (this.wanted) this.lookAt(...this.wanted);
     this.redraw();
   }
 
@@ -125,6 +129,7 @@ export class MapDrawing {
     this.drawScale(pen, colour);
     // Tests and screen readers read here what the drawing shows.
     this.canvas.dataset.markers = this.markers.map((m) => m.decision ?? "place").join(" ");
+    this.canvas.dataset.directions = this.directions;
     this.canvas.dataset.scale = this.view.scale.toPrecision(6);
     this.canvas.dataset.centre = `${this.view.x.toFixed(2)} ${this.view.y.toFixed(2)}`;
   }
@@ -134,12 +139,25 @@ export class MapDrawing {
     const radius = Math.min(Math.max(1.6, 0.9 * view.scale), 4.5);
     const ground = colour("ground");
     if (!this.tiles) this.drawStreets(pen, colour("street"));
-    pen.strokeStyle = colour("surface");
-    pen.lineWidth = 1.5;
+    this.directions = 0;
+    const looks = view.scale > LOOKS; // closer, there is room for the direction of each camera
     for (const reference of this.references) {
       const [x, y] = view.toScreen(reference.x, reference.y);
       if (x < -9 || y < -9 || x > view.width + 9 || y > view.height + 9) continue;
-      pen.fillStyle = reference.colour ? colour(reference.colour) : ground;
+      const ink = reference.colour ? colour(reference.colour) : ground;
+      if (looks && Number.isFinite(reference.heading) && reference.heading !== null) {
+        const turn = ((reference.heading - 90) * Math.PI) / 180;
+        pen.strokeStyle = ink;
+        pen.lineWidth = 2;
+        this.directions += 1;
+        pen.beginPath();
+        pen.moveTo(x, y);
+        pen.lineTo(x + REACH * Math.cos(turn), y + REACH * Math.sin(turn));
+        pen.stroke();
+      }
+      pen.strokeStyle = colour("surface");
+      pen.lineWidth = 1.5;
+      pen.fillStyle = ink;
       pen.beginPath();
       pen.arc(x, y, radius * (reference.size ?? 1), 0, 7);
       pen.fill();
@@ -271,3 +289,13 @@ function outline(pen, decision, x, y, size) {
     pen.arc(x, y, size, 0, 7);
   }
 }
+
+/** What the signs of the map mean. */
+export const legend = () =>
+  h(
+    "ul",
+    { class: "legend", "aria-label": "Signs on the map" },
+    [["accept", "accepted match"], ["doubtful", "doubtful match"], ["reject", "rejected match"], ["estimate", "your photo, its error and direction"], ["ground", "image of the map; closer, a line shows where it looks"], ["street", "between images"]].map(([name, words]) =>
+      h("li", {}, h("span", { class: `sample ${name}`, "aria-hidden": "true" }), words),
+    ),
+  );

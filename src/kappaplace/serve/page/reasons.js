@@ -55,3 +55,22 @@ export function reasons(answer, decision, map) {
   }
   return reasons;
 }
+
+/** What speaks for an answer, in the same form. */
+export function supports(answer, { habits: map, info }) {
+  const found = [];
+  const { margin } = answer.signals ?? {};
+  if (answer.pose?.matches > 1) {
+    found.push({ title: `${answer.pose.matches} matches agree`, words: `They are within ${number(info.radius)} m of the best match.` });
+  }
+  if (known(margin) && -margin >= SMALL_MARGIN) {
+    found.push({ title: "It stands out", words: `The best other place of this map is ${similarity(-margin)} less similar.` });
+  }
+  if (map.kappa.length && known(answer.kappa) && rank(map.kappa, answer.kappa) > BLURRED) {
+    found.push({ title: "The photo is clear", words: `Its κ of ${number(answer.kappa)} is usual for this map.` });
+  }
+  if (!found.length) {
+    found.push({ title: "All signals together", words: `They give a probability of ${percent(answer.probability)}.` });
+  }
+  return found;
+}

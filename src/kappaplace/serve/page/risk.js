@@ -1,5 +1,6 @@
 // The slider for the risk limit: the fraction of accepted answers that may be incorrect.
 
+import { parameter, setParameter } from "./address.js";
 import { get } from "./api.js";
 import { h } from "./dom.js";
 import { percent } from "./format.js";
@@ -24,11 +25,12 @@ export function riskSlider(world, changed) {
   }
   const own = world.calibration.max_risk ?? USUAL;
   const steps = stepsWith(own);
+  const start = steps.includes(Number(parameter("risk"))) ? Number(parameter("risk")) : own;
   const chosen = h("output", { class: "big", for: "risk" });
   const coverage = h("p", { class: "coverage", "aria-live": "polite" });
   const basis = h("p", { class: "muted small" });
   const bar = h("div", { class: "fill" });
-  const slider = h("input", { id: "risk", type: "range", min: 0, max: steps.length - 1, step: 1, value: steps.indexOf(own), "aria-describedby": "risk-help" });
+  const slider = h("input", { id: "risk", type: "range", min: 0, max: steps.length - 1, step: 1, value: steps.indexOf(start), "aria-describedby": "risk-help" });
   let timer = 0;
   let request = null;
 
@@ -60,7 +62,10 @@ export function riskSlider(world, changed) {
     timer = setTimeout(read, REST);
   };
 
-  slider.addEventListener("input", moved);
+  slider.addEventListener("input", () => {
+    setParameter("risk", steps[slider.value] === own ? null : steps[slider.value]);
+    moved();
+  });
   moved();
   return h(
     "section",
