@@ -415,7 +415,7 @@ def _in_all(
     used *= 1.0 if part.counterparts else len(rows) / len(part.right)
     needed = None if refusal.needed is None else int(np.ceil(refusal.needed / used))
     max_risk = options.max_risk or 0.0
-    subject, advice = claim(max_risk, options.confidence), ["allow a higher risk"]
+    subject, advice = claim(max_risk, options.confidence), [refusal.higher]
     if needed is None:
         cause = str(refusal).split(". ")[0]
     elif refusal.row is None:
@@ -428,7 +428,7 @@ def _in_all(
         name = part.names[rows[refusal.row]]
         advice.append(f"check the label of '{name}', the most confident incorrect answer")
     text = ", or ".join(filter(None, [", ".join(advice[:-1]), advice[-1]]))
-    return RiskRefused(f"{cause}. {text[0].upper()}{text[1:]}.", needed, refusal.row)
+    return RiskRefused(f"{cause}. {text[0].upper()}{text[1:]}.", needed, refusal.row, refusal.lowest)
 
 
 def check_label_count(queries: int, options: CalibrateOptions) -> None:
