@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from kappaplace.calibration.drift import DriftMonitor, DriftWarning, MonitorState, Sketch, compare
+from kappaplace.calibration.drift import DriftMonitor, DriftWarning, MonitorState, compare
+from kappaplace.calibration.sketch import Sketch
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import RecordError, from_plain, to_plain
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kappaplace.calibration.drift import DriftMonitor, MonitorState, Sketch
+from kappaplace.calibration.drift import DriftMonitor, MonitorState
 from kappaplace.calibration.martingale import (
     DIRECTIONS,
     EXCESS,
@@ -24,6 +24,7 @@ from kappaplace.calibration.martingale import (
     total,
     update_risk,
 )
+from kappaplace.calibration.sketch import Sketch
 from kappaplace.records import from_plain, to_plain
 
 RUNS, LONG = 1000, 2000

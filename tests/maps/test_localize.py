@@ -376,10 +376,11 @@ def test_old_names_work_and_warn(town_map, queries, town):
 
 
 def test_a_map_has_every_verb_of_the_command_line():
+    """Except those of later layers: `kappaplace.sharing` and `kappaplace.reports`."""
     from kappaplace.cli.main import app
 
     (group,) = (each.typer_instance for each in app.registered_groups if each.name == "map")
     names = {each.name or each.callback.__name__ for each in group.registered_commands}
-    verbs = {"import_" if name == "import" else name for name in names - {"push", "pull"}}
+    verbs = {"import_" if name == "import" else name for name in names - {"push", "pull", "show"}}
     assert all(callable(getattr(PlaceMap, verb)) for verb in verbs)
     assert len(verbs) > 12

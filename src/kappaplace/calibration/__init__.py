@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kappaplace.calibration.drift import SHOWN as SHOWN
     from kappaplace.calibration.drift import DriftMonitor as DriftMonitor
     from kappaplace.calibration.drift import DriftWarning as DriftWarning
-    from kappaplace.calibration.drift import Sketch as Sketch
     from kappaplace.calibration.examples import Examples as Examples
     from kappaplace.calibration.examples import examples_of as examples_of
     from kappaplace.calibration.examples import join as join
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from kappaplace.calibration.risk import RiskThreshold as RiskThreshold
     from kappaplace.calibration.risk import control_risk as control_risk
     from kappaplace.calibration.risk import needed_acceptances as needed_acceptances
+    from kappaplace.calibration.sketch import Sketch as Sketch
     from kappaplace.calibration.sources import MODEL as MODEL
     from kappaplace.calibration.sources import calibration_with as calibration_with
     from kappaplace.calibration.sources import load_calibration as load_calibration

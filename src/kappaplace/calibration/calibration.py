@@ -18,10 +18,10 @@ from kappaplace.calibration.candidates import NO_CANDIDATES, Candidates, PlaceSe
 from kappaplace.calibration.combination import Signal, features_of
 from kappaplace.calibration.decision import Decision, DecisionRule
 from kappaplace.calibration.domain import Domain, domain_signals
-from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.groups import UNGROUPED, GroupRules, Quarter
 from kappaplace.calibration.outside import OutsideAware
 from kappaplace.calibration.radius import RadiusModel
+from kappaplace.calibration.sketch import Sketch
 from kappaplace.checks import Bools, Floats
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import from_plain, optional, to_plain

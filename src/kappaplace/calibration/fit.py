@@ -30,7 +30,6 @@ from kappaplace.calibration.decision import (
     rule_by_probability,
 )
 from kappaplace.calibration.domain import fit_domain
-from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.expected import by_difficulty
 from kappaplace.calibration.groups import KAPPA, RANGES, GroupRules, Quarter, kappa_edges, kappa_groups
@@ -38,6 +37,7 @@ from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions, Split
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
 from kappaplace.calibration.radius import RadiusModel, fit_radius
 from kappaplace.calibration.risk import RiskRefused, claim, needed_acceptances
+from kappaplace.calibration.sketch import Sketch
 from kappaplace.checks import Bools, Floats, Rows, booleans, percent
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.probability import mass_bins

@@ -19,18 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kappaplace.calibration.sketch import Sketch
 from kappaplace.checks import Floats, percent, share
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import optional
-
-if TYPE_CHECKING:
-    from kappaplace.calibration.drift import Sketch
 
 LEVEL = 0.05
 """Probability of a false alarm, ever; signals share it equally."""
