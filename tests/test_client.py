@@ -174,3 +174,10 @@ def test_a_sequence_is_sent_with_its_session(serve: Serve) -> None:
     for name, value in {"session": "bus-7", "k": "3", "map": "town"}.items():
         assert f'name="{name}"\r\n\r\n{value}\r\n'.encode() in body
     assert body.index(b"one") < body.index(b"two")
+
+
+def test_candidate_sets_and_groups_are_requested(serve: Serve) -> None:
+    url, requests = serve((200, {}, b'{"answers": []}'))
+    assert Client(url).localize_batch([b"one"], coverage=0.9, group="night") == []
+    for name, value in {"coverage": "0.9", "group": "night"}.items():
+        assert f'name="{name}"\r\n\r\n{value}\r\n'.encode() in requests[0][2]

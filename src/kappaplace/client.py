@@ -78,6 +78,10 @@ class QueryOptions(TypedDict, total=False):
     """Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee."""
     heading: float | None
     """Direction of view in degrees clockwise from north, if it is known."""
+    coverage: float | None
+    """Also return the smallest set of places that contains the correct one with this probability."""
+    group: str | None
+    """Group of the queries, if the map was calibrated with groups."""
 
 
 class Client:
@@ -125,7 +129,7 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        return localization_of(self._post("/v1/localize", [image], _values(k, **options), map))
+        return localization_of(self._post("/v1/localize", [image], _values(k, options), map))
 
     @renamed(near="area")
     def localize_batch(
@@ -150,7 +154,7 @@ class Client:
         Raises:
             ServiceError: If the service rejects the request.
         """
-        answers = self._post("/v1/localize/batch", list(images), _values(k, **options), map)["answers"]
+        answers = self._post("/v1/localize/batch", list(images), _values(k, options), map)["answers"]
         return [localization_of(answer) for answer in answers]
 
     def localize_stream(
@@ -175,7 +179,7 @@ class Client:
         Raises:
             ServiceError: If the service rejects the whole request.
         """
-        request = self._form_request("/v1/localize/batch", list(images), _values(k, **options), map)
+        request = self._form_request("/v1/localize/batch", list(images), _values(k, options), map)
         request.add_header("Accept", "application/x-ndjson")
         for line in self._exchange(request, self.tries, lambda answer: answer):
             part = json.loads(line)
@@ -399,14 +403,21 @@ class Client:
 
 def localization_of(answer: Mapping[str, Any]) -> Localization:
     """Return an answer of the service as a `Localization`; null becomes NaN for numbers."""
-    from kappaplace.maps import Localization, Match, Pose
+    from kappaplace.maps import CandidatePlace, CandidateSet, Localization, Match, Pose
 
-    pose = answer["pose"]
+    pose, candidates = (
+        answer["pose"],
+        answer.get("candidates"),
+    )  # services of earlier versions have none
+    if candidates is not None:
+        places = tuple(_record(CandidatePlace, place) for place in candidates["places"])
+        candidates = _record(CandidateSet, {**candidates, "places": places})
     parts = {
         "pose": None if pose is None else _record(Pose, pose),
         "matches": tuple(_record(Match, {**match, "image": ""}) for match in answer["matches"]),
         "signals": {name: _number(value) for name, value in answer["signals"].items()},
         "notes": tuple(answer["notes"]),
+        "candidates": candidates,
         "covariance": None if (rows := answer.get("covariance")) is None else tuple(map(tuple, rows)),
     }
     return _record(Localization, {**answer, **parts})
@@ -422,18 +433,22 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _values(
-    k: int,
-    area: Circle | None = None,
-    order: str = "similarity",
-    outside_rate: float | None = None,
-    rerank: int | None = None,
-    max_risk: float | None = None,
-    heading: float | None = None,
-) -> dict[str, Json]:
+def _values(k: int, options: QueryOptions) -> dict[str, Json]:
     """Return a query as fields of a form; an unknown keyword is a TypeError."""
-    rates: dict[str, Json] = {"outside_rate": outside_rate, "max_risk": max_risk}
-    return {"heading": heading, "k": k, "area": _circle(area), "order": order, "rerank": rerank, **rates}
+    if unknown := options.keys() - QueryOptions.__annotations__.keys():
+        raise TypeError(f"unexpected keyword argument '{min(unknown)}'")
+    values: dict[str, Json] = {
+        "k": k,
+        "area": _circle(options.get("area")),
+        "order": options.get("order"),
+        "rerank": options.get("rerank"),
+    }
+    values |= {
+        "heading": options.get("heading"),
+        "coverage": options.get("coverage"),
+        "group": options.get("group"),
+    }
+    return {**values, "outside_rate": options.get("outside_rate"), "max_risk": options.get("max_risk")}
 
 
 def _circle(area: Circle | None) -> str | None:

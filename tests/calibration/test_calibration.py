@@ -319,14 +319,15 @@ def test_the_label_in_the_way_is_named_and_the_count_is_one_number() -> None:
     assert len(re.findall(r"\d[\d,]* (?:labelled )?queries", message)) == 2  # what there is, and is needed
     assert "these 120 labelled queries" in message
     assert message.count(". ") == 1
-    # Walks from the most confident answer on do not get past it, however many queries are labelled.
-    with pytest.raises(
-        RiskRefused, match=rf"incorrect\. Allow .* check the label of 'q{first}\.jpg'"
-    ) as caught:
-        fit_calibration(
-            Examples(uncertainty, right, ["margin"], names=names), replace(options, method="multi-start")
-        )
-    assert caught.value.needed is None
+    options = replace(options, method="multi-start")
+    advice = rf"about [\d,]+ queries in all, allow a risk of \d+%, or check the label of 'q{first}\.jpg'"
+    with pytest.raises(RiskRefused, match=advice) as caught:
+        fit_calibration(Examples(uncertainty, right, ["margin"], names=names), options)
+    assert caught.value.needed
+    right[np.argsort(uncertainty)[:12]] = False
+    with pytest.raises(RiskRefused, match=r"incorrect\. Allow a risk of \d+%, or check") as caught:
+        fit_calibration(Examples(uncertainty, right, ["margin"], names=names), options)
+    assert (caught.value.needed, caught.value.lowest is None) == (None, False)
     with pytest.raises(RiskRefused, match=r"at least 118 labelled queries, got 117"):
         check_label_count(117, CalibrateOptions())
     check_label_count(118, CalibrateOptions())

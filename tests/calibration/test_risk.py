@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import pairwise
+from time import process_time
 
 import mpmath
 import numpy as np
@@ -189,9 +190,17 @@ def test_an_unlucky_sample_names_a_number_that_would_do() -> None:
     assert 88 <= needed < 2000
     # If the most confident of every 70 is incorrect, no walk passes its first threshold: the row is named.
     right[[0, 25]] = False, True
-    with pytest.raises(RiskRefused, match="most confident queries are incorrect") as caught:
+    with pytest.raises(
+        RiskRefused, match=r"even with 20× as many .* most confident ones are incorrect"
+    ) as caught:
         control_risk(u, right)
+    lowest = caught.value.lowest
     assert (caught.value.needed, caught.value.row) == (None, 0)
+    assert lowest is not None
+    assert f"Allow a risk of {100 * lowest:.0f}%" in str(caught.value)
+    assert control_risk(u, right, lowest).errors >= 1
+    with pytest.raises(RiskRefused):
+        control_risk(u, right, lowest - 0.01)
 
 
 @pytest.mark.parametrize("risk", [0.05, 0.1])
@@ -211,6 +220,44 @@ def test_the_number_of_labels_that_a_refusal_names_is_enough_in_nine_of_ten_draw
     assert np.mean(np.array(named) > 0) > 0.8  # a number exists: with 600 queries, the risk is always granted
     assert np.median(named) < 1000
     assert np.mean([granted(100 + seed, n) is None for n in named if n for seed in range(20)]) >= 0.9
+
+
+@pytest.mark.parametrize("incorrect_labels", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("queries", "risk", "error_rate"),
+    [(62, 0.2, lambda u: 0.26 * u**2), (125, 0.1, lambda u: 0.01 + 0.5 * u**4)],
+)
+def test_a_number_is_named_and_enough_if_confident_labels_are_incorrect(
+    queries: int, risk: float, error_rate: Callable[[np.ndarray], np.ndarray], incorrect_labels: int
+) -> None:
+    def named(seed: int, count: int) -> int | None:
+        """Return None if the risk is granted, otherwise the number that the refusal names; half are used."""
+        rng = np.random.default_rng([seed, count])
+        u = rng.random(2 * count)
+        right = rng.random(2 * count) >= error_rate(u)
+        right[np.argsort(u)[:incorrect_labels]] = False
+        half = rng.permutation(2 * count)[:count]
+        try:
+            control_risk(u[half], right[half], risk, 0.9)
+        except RiskRefused as refusal:
+            return refusal.needed or 0
+        return None
+
+    numbers = [number for seed in range(200) if (number := named(seed, queries)) is not None][:25]
+    assert numbers
+    assert np.mean(np.array(numbers) > 0) >= 0.4  # 1,000 labels always grant the risk
+    assert all(named(500 + seed, 1000) is None for seed in range(5))
+    assert max(numbers) <= 20 * queries
+    granted = [named(1000 + seed, number) is None for number in numbers if number for seed in range(10)]
+    assert np.mean(granted) >= 0.9
+
+
+def test_a_refusal_is_fast_even_with_many_queries() -> None:
+    rng = np.random.default_rng(0)
+    started = process_time()
+    with pytest.raises(RiskRefused, match="any number of labels"):
+        control_risk(rng.random(20_000), rng.random(20_000) < 0.5, 0.01)
+    assert process_time() - started < 1.0
 
 
 def test_a_hopeless_score_is_told_so() -> None:

@@ -153,3 +153,13 @@ def test_an_area_may_end_with_its_unit(kappaplace, world):  # noqa: F811
     assert [m.name for m in town_map.localize(str(one), k=50, area=circle).matches] == [
         m["name"] for m in answers[0]["matches"]
     ]
+
+
+def test_candidate_sets_are_printed_and_in_json(kappaplace, world):  # noqa: F811
+    image = sorted((world / "asked").iterdir())[0]
+    output = kappaplace("localize", world / "town.map", image, "--coverage", 0.3)
+    assert "30% candidate set: " in " ".join(output.split())
+    values = json.loads(kappaplace("localize", world / "town.map", image, "--coverage", 0.3, "--json"))
+    assert values["candidates"]["coverage"] == 0.3
+    assert not values["candidates"]["guaranteed"]  # self-calibrated
+    assert values["candidates"]["places"] or values["candidates"]["unmapped"]

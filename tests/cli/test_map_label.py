@@ -104,6 +104,12 @@ def test_monitor_over_several_calls(kappaplace, built, drive, town_folder, tmp_p
     assert drift["state"] == str(monitor_file(built))
     output = kappaplace("localize", built, drive / "q003.png")
     assert "Queries differ from those" in " ".join(output.split())
+    outcomes = tmp_path / "outcomes.csv"
+    outcomes.write_text("correct\n" + "no\n" * 40)
+    checked = json.loads(kappaplace("map", "monitor", built, "--outcomes", outcomes, "--json", code=1))
+    assert (checked["queries"], checked["outcomes"], checked["incorrect"]) == (0, 40, 40)
+    assert "contradicts a risk" in checked["risk_alarm"]
+    assert "needs images, answers or outcomes" in kappaplace("map", "monitor", built, code=BAD_INPUT)
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines.splitlines()[0]))
     output = kappaplace("map", "monitor", built, "-", code=1)  # no new window: what was found still stands
     assert "has become" in output

@@ -8,10 +8,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from docs.reference import pages
 from tools.architecture import deep_imports
 
 import kappaplace
-from docs.reference import pages
 from tests.docs.markdown import ROOT, blocks
 
 API = (ROOT / "docs/api.md").read_text(encoding="utf-8")

@@ -2,8 +2,8 @@
 
 They run in a folder with photos.
 
-A ``text`` block right after one that ran is what that prints; … stands for anything. On some pages decimals may
-differ by `NEAR`: training amplifies rounding, and rounding depends on the machine.
+A ``text`` block right after one that ran is what that prints; … stands for anything. On some pages decimals
+may differ by `NEAR`: training amplifies rounding, and rounding depends on the machine.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
 from docs.reference import pages
+
 from tests.docs.markdown import ROOT, WALK, without_tabs
 from tests.docs.photos import write_photos, write_walk
 

@@ -394,7 +394,13 @@ _covered(
 _covered(
     "tests/maps/test_geotags.py covers it", "Geotags PhotoTag Tag TagAnswer TagMatch geotag undo_geotags"
 )
-_covered("options or a type", "GeotagOptions")
+_covered("options or a type", "GeotagOptions SequenceOptions PairOptions")
+_covered("made by functions that check it", "Directions Follower LocalFeatures PairAnswer PatchMatches")
+_covered("made by functions that check it", "Stamped WalkMotion reason_of")
+_covered("tests/uncertainty/test_patches.py covers it", "patch_matches")
+_covered("tests/maps/test_pairs.py covers it", "calibrate_pairs compare_pairs pair_probability read_pairs")
+_covered("tests/maps/test_positions.py", "check_positions_file save_answers write_csv write_positions")
+_covered("tests/maps/test_messages.py covers it", "ros_messages write_mcap")
 _covered(
     "tests/cli covers it by `kappaplace map`",
     """AnswerFile MapStore add_images area_of as_table decide_answer read_answer_lines head_lines

@@ -18,6 +18,7 @@ from kappaplace.calibration.sources import ACCEPT_RISK, MODEL, REJECT_RISK, read
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import BuildOptions, PlaceMap
+from kappaplace.maps.answer import decide_answer
 from kappaplace.maps.localize import NOT_CALIBRATED, PRIOR
 from kappaplace.maps.tune.label import open_sheet
 from kappaplace.maps.tune.label_sheet import Sample
@@ -102,6 +103,30 @@ def test_a_map_of_our_model_answers_with_probabilities_at_once(home, tiny, town,
             "kappaplace map calibrate",
         ):
             assert part in note
+
+
+def test_no_row_contradicts_the_answer(home, tiny, town, queries, tmp_path):
+    """A later match may have a higher probability than the best one, but never a better decision."""
+    ship(home, tiny, made_up())
+    town_map = PlaceMap.build(town, tmp_path / "m")
+    order, higher, beyond = ["accept", "doubtful", "reject"], 0, 0
+    radius = town_map.manifest.radius
+    for answer in town_map.localize(queries, k=10):
+        for each in (
+            answer,
+            *(decide_answer(answer, town_map.borrowed, radius, r).answer for r in (0.05, 0.4, 0.9)),
+        ):
+            best, *others = each.matches
+            assert (best.probability, best.decision) == (each.probability, each.decision)
+            assert answer.to_dict()["matches"][0]["probability"] == answer.probability
+            for match in others:
+                assert order.index(match.decision) >= order.index(each.decision)
+                if np.hypot(match.x - best.x, match.y - best.y) > 2 * radius:
+                    assert match.probability <= 1 - best.probability + 1e-9
+                    beyond += 1
+                higher += match.probability > best.probability
+    assert higher
+    assert beyond
 
 
 def test_a_calibration_of_the_map_itself_comes_first(home, tiny, town, queries, tmp_path):

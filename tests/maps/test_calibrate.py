@@ -12,7 +12,7 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import LocalizeOptions, PlaceMap
 from kappaplace.maps.tune import self_calibrate
 from kappaplace.maps.tune.calibrate import calibrate_map
 from kappaplace.maps.tune.self_calibrate import distinct_rate, self_calibrate_map, sparse_note
@@ -169,3 +169,36 @@ def test_how_dense_a_map_is(ready):
         best = others[np.argmax(z[others] @ z[row])]
         hits.append(np.linalg.norm(where[best] - where[row]) <= near)
     assert distinct_rate(ready, np.arange(len(ready))) == pytest.approx(np.mean(hits))
+
+
+def test_guarantees_by_a_column_of_the_labels(many, ready):
+    options = CalibrateOptions(max_risk=0.4, confidence=0.8, thin=False, rerank=0, keep_twins=True)
+    with pytest.raises(KappaPlaceError, match=r"Unknown groups 'height'\. Choose from: kappa, condition"):
+        calibrate_map(ready, many, replace(options, groups="height"))
+    with pytest.raises(KappaPlaceError, match=r"no values in the column 'condition'"):
+        calibrate_map(ready, many, replace(options, groups="condition"))
+    self_calibrate_map(ready)
+    with pytest.raises(KappaPlaceError, match="has no groups"):
+        ready.localize(many.image_path(0), LocalizeOptions(group="night"))
+    with pytest.raises(KappaPlaceError, match="Options were passed twice"):
+        ready.localize(many.image_path(0), LocalizeOptions(k=3), rerank=0)
+    assert len(ready.localize(many.image_path(0), LocalizeOptions(k=3)).matches) == 3
+
+
+def test_the_group_of_each_query_is_its_condition(many, ready, tmp_path):
+    copy = copytree(many.root, tmp_path / "again")
+    paths, positions = np.tile(many.references.paths, 2), np.tile(many.references.positions, (2, 1))
+    condition = np.repeat(["day", "night"], len(many.references))
+    table = PlaceImages.create(paths, positions, condition=condition, frame=many.frame, root=copy)
+    options = CalibrateOptions(
+        max_risk=0.5, confidence=0.6, thin=False, rerank=0, keep_twins=True, groups="condition"
+    )
+    calibration = calibrate_map(ready, table, options)
+    assert calibration.groups is not None
+    assert calibration.groups.names == ("day", "night")
+    assert ready.info()["groups"] == calibration.groups.sentence
+    assert len(ready.info()["difficulty"]) == 4
+    answer = ready.localize(many.image_path(0), LocalizeOptions(group="night"))
+    assert answer.decision is not None
+    note = ready.localize(many.image_path(0)).notes
+    assert any("No group was selected" in line or "of the group" in line for line in note)

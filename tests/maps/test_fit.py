@@ -229,7 +229,9 @@ def test_the_command_and_its_report(town, bare, bare_map, tmp_path):
     text = report.read_text()
     assert "held-out images" in text
     assert "no risk" in text or "No guarantee" in text
-    assert text.count("data:image/") == 1 + 8  # the figure, and eight places
+    assert text.count("data:image/svg+xml") == 2 + 4  # the icon, and the figures
+    assert text.count("data:image/") == 6 + 8  # and eight places
+    assert "[−" in text  # intervals
     said = run(*quick)
     assert "already fitted on these images with these options" in said
     assert "No guarantee" in said

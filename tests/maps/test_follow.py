@@ -145,6 +145,9 @@ def test_what_a_sequence_needs(street: PlaceMap, tmp_path: Path) -> None:
         street.localize_sequence([])
     with pytest.raises(KappaPlaceError, match="step"):
         SequenceOptions(step=0.0)
+    for options in (LocalizeOptions(coverage=0.9), LocalizeOptions(group="night")):
+        with pytest.raises(KappaPlaceError, match="neither candidate sets nor groups"):
+            street.localize_sequence([], options)
     street.calibrate_with(CALIBRATION, "made up")
     with pytest.raises(KappaPlaceError, match="empty"):
         street.localize_sequence([])

@@ -14,7 +14,8 @@ from junk import junk_images
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.risk import RiskRefused
 from kappaplace.data.table import PlaceImages
-from kappaplace.maps import BuildOptions, LabelOptions, PlaceMap
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import BuildOptions, LabelOptions, LocalizeOptions, PlaceMap
 from kappaplace.maps.answer import write_csv
 from kappaplace.maps.tune.label_sheet import write_labels
 from kappaplace.models.checkpoint import load_model
@@ -209,3 +210,32 @@ def test_labels_of_copies_are_left_out_and_too_few_labels_fail_before_any_image_
         place_map.calibrate_on_labels(file, CalibrateOptions(max_risk=0.01))
     with pytest.raises(RiskRefused, match="at least 598 labelled queries, got 44"):
         place_map.calibrate(street, CalibrateOptions(max_risk=0.01, thin=False))
+
+
+def test_candidate_sets_contain_the_correct_place(
+    calibrated: PlaceMap, fresh: PlaceMap, street: PlaceImages
+) -> None:
+    queries = street.image_paths(street.query_rows)
+    options = LocalizeOptions(coverage=0.9)
+    answers = calibrated.localize(queries, options)
+    hits = []
+    for row, answer in zip(street.query_rows, answers, strict=True):
+        assert answer.candidates is not None
+        gaps = [np.hypot(*(street.positions[row] - (place.x, place.y))) for place in answer.candidates.places]
+        hits.append(min(gaps, default=np.inf) <= 2 * calibrated.manifest.radius)
+        for place, match in zip(answer.candidates.places[:1], answer.matches, strict=False):
+            assert (place.name, place.reference) == (match.name, match.reference)
+        values: dict[str, Json] = answer.to_dict()
+        assert values["candidates"]["coverage"] == 0.9
+    assert np.mean(hits) >= 0.85
+    assert max(len(answer.candidates.places) for answer in answers if answer.candidates) > 1
+    assert all("candidates" not in answer.to_dict() for answer in calibrated.localize(queries[:2]))
+    x, y = street.positions[street.query_rows[0]].tolist()
+    near = calibrated.localize(queries[0], replace(options, area=(x, y, 90.0)))
+    assert near.candidates is not None
+    assert not near.candidates.guaranteed
+    assert "(not guaranteed)" in near.candidates.sentence
+    with pytest.raises(KappaPlaceError, match="Candidate sets need a calibration on queries"):
+        fresh.localize(queries[0], options)
+    with pytest.raises(KappaPlaceError, match="coverage must be between 0 and 1"):
+        LocalizeOptions(coverage=1.5)

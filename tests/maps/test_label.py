@@ -35,7 +35,7 @@ from kappaplace.maps.tune.label_sheet import (
     write_labels,
 )
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.reports.localization import write_label_page
+from kappaplace.reports.label import write_label_page
 from tests.browser import CHROMIUM, Browser
 from tests.maps.conftest import town_table
 
@@ -257,7 +257,10 @@ def test_the_page_in_a_real_browser(ready, sheet, tmp_path, browser):
     status = "document.getElementById('place').textContent"
     assert browser.run(status) == "2 of 4"  # the first row is already labelled
     assert browser.run("document.getElementById('query-image').naturalWidth") == 32
-    assert browser.run("document.getElementById('query-image').alt") == f"query {few.rows[1].query}"
+    assert browser.run("document.getElementById('query-image').alt") == "query"
+    shown = browser.run("document.body.innerText")
+    assert few.rows[1].query not in shown  # a name would reveal the answer
+    assert few.rows[1].match not in shown
     assert not browser.run("document.getElementById('question').hidden")
     browser.press("n")
     browser.press("u")
@@ -296,7 +299,7 @@ def test_the_page_in_a_real_browser(ready, sheet, tmp_path, browser):
 
 
 def test_a_map_without_pictures_cannot_be_labeled(ready, sheet, tmp_path, monkeypatch):
-    from kappaplace.reports import localization as label_page
+    from kappaplace.reports import label as label_page
 
     monkeypatch.setattr(label_page, "match_picture", lambda *_: None)
     with pytest.raises(KappaPlaceError, match="None of the images of the map"):

@@ -17,7 +17,13 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.answer import Localization, Match, write_csv
-from kappaplace.maps.tune.monitor import MapMonitor, is_answer_file, monitor_file, read_observations
+from kappaplace.maps.tune.monitor import (
+    MapMonitor,
+    is_answer_file,
+    monitor_file,
+    read_observations,
+    read_outcomes,
+)
 from kappaplace.reports.map_tune import drift_figure, write_drift
 
 
@@ -76,8 +82,10 @@ def test_like_queries_are_quiet_and_others_get_a_note(calibration):
     assert "cosine" not in monitor.note
     assert monitor.watch(worse[:1])[0].notes == (monitor.note,)  # only one note
     better = monitor.watch(answers(calibration, 3, 199))
-    assert monitor.note == ""
-    assert better[-1].notes == ()
+    assert monitor.drift.drifting == ()
+    # The alarm stays until the map is calibrated again, and nothing is guaranteed until then.
+    assert better[-1].notes == (monitor.note,)
+    assert not any(answer.guaranteed for answer in better)
 
 
 def test_a_self_calibration_is_watched_by_its_range_alone(calibration):
@@ -221,3 +229,32 @@ def test_the_picture_shows_windows_and_range(calibration, tmp_path: Path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(KappaPlaceError, match=r"got \"a\.gif\""):
         write_drift(monitor.drift, tmp_path / "a.gif", "Drift")
+
+
+def test_outcomes_that_contradict_the_risk_raise_an_alarm_that_stays(calibration, tmp_path):
+    monitor = MapMonitor(calibration, file=tmp_path / "state.json")
+    assert monitor.risk_alarm == ""
+    assert monitor.add_outcomes([False] * 200) == ""
+    assert "contradicts a risk of at most" in monitor.add_outcomes([True] * 60)
+    assert monitor.note == monitor.risk_alarm
+    assert monitor.add_outcomes([False] * 2000)
+    monitor.save()
+    again = MapMonitor(calibration, file=tmp_path / "state.json")
+    again._resume(tmp_path / "state.json", None)
+    assert again.outcomes == monitor.outcomes
+    assert again.note == monitor.note
+    with pytest.raises(KappaPlaceError, match="has no decisions"):
+        MapMonitor(replace(calibration, rule=None)).add_outcomes([True])
+
+
+def test_outcomes_are_read_from_a_table(tmp_path):
+    file = tmp_path / "outcomes.csv"
+    file.write_text("query,decision,correct\na,accept,yes\nb,reject,no\nc,accept,No\n")
+    assert read_outcomes(file) == [False, True]
+    file.write_text("correct\n1\n0\n")
+    assert read_outcomes(file) == [False, True]
+    file.write_text("correct\nperhaps\n")
+    with pytest.raises(KappaPlaceError, match=r"line 2 needs yes or no .*'perhaps'"):
+        read_outcomes(file)
+    with pytest.raises(KappaPlaceError, match="Cannot read the outcomes"):
+        read_outcomes(tmp_path / "none.csv")

@@ -164,9 +164,9 @@ def test_labels_of_the_first_format_knew_no_comparing(again, shown, tmp_path):
 def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypatch):
     seen: list[tuple[Any, ...]] = []
 
-    def examples_of(*given: Any) -> Examples:
+    def examples_of(*given: Any, **named: Any) -> Examples:
         seen.append(given)
-        return examples.examples_of(*given)
+        return examples.examples_of(*given, **named)
 
     monkeypatch.setattr("kappaplace.maps.tune.self_calibrate.examples_of", examples_of)
     made = self_calibrate_map(shown, CalibrateOptions(rerank=6))

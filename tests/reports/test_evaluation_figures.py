@@ -10,6 +10,7 @@ from matplotlib.colors import to_hex
 
 from kappaplace.metrics import acceptance_curve, ece_surface, reliability_curve
 from kappaplace.reports import ground as place_map
+from kappaplace.reports.artifacts import Artifacts, slug
 from kappaplace.reports.figures import (
     BINS,
     COLORS,
@@ -32,7 +33,7 @@ from kappaplace.reports.gallery import (
     shown_score,
     worst_failures,
 )
-from kappaplace.reports.html import Artifacts, png_of, slug, svg_of
+from kappaplace.reports.html import png_of, svg_of
 from tests.reports.synthetic import make_images, make_set
 
 
@@ -50,7 +51,7 @@ def test_reliability_writes_the_counts_of_many_scores(scored: tuple[np.ndarray, 
     figure = reliability_figure(curves, columns=2)
     assert len(figure.axes) == 8
     assert [text.get_text() for text in figure.axes[0].texts] == [str(count) for count in curve.counts]
-    assert figure.axes[7].get_title() == f"score 7\nECE@1 {curve.error:.3f}"
+    assert figure.axes[7].get_title() == f"score 7\nECE@1\n{curve.error:.3f}"
 
 
 def test_risk_coverage_ends_at_the_error_rate(scored: tuple[np.ndarray, np.ndarray]) -> None:
@@ -124,7 +125,7 @@ def test_sensitivity_marks_the_papers_choice_and_the_range(scored: tuple[np.ndar
         dot = axis.get_lines()[-1]
         assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (10, pytest.approx(curve.error))
         assert axis.get_ylim()[1] > surface.plain.max()
-        assert f"{curve.error:.3f}, range" in axis.get_title()
+        assert f"\n{curve.error:.3f} (" in axis.get_title()
 
 
 def test_map_marks_failures_and_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

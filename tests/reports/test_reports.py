@@ -22,8 +22,8 @@ def test_reliability_figure_has_a_panel_a_score_and_repeats_itself() -> None:
     other = reliability_curve(rng.random(200), rng.random(200) < 0.9)
     figures = [reliability_figure({"L2": {1: curve, 5: other}, "PA": {1: curve}}) for _ in range(2)]
     assert [axis.get_title() for axis in figures[0].axes] == [
-        f"L2: ECE@1/5 {curve.error:.3f}, {other.error:.3f}",
-        f"PA: ECE@1 {curve.error:.3f}",
+        f"L2\nECE@1/5\n{curve.error:.3f}, {other.error:.3f}",
+        f"PA\nECE@1\n{curve.error:.3f}",
     ]
     lines = {line.get_label(): line.get_ydata() for line in figures[0].axes[0].lines}
     assert list(lines) == ["expected", "R@1", "R@5"]

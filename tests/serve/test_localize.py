@@ -13,9 +13,10 @@ import torch
 from starlette.testclient import TestClient
 from torch import nn
 
+from kappaplace.client import localization_of
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
-from kappaplace.maps import MapStore, PlaceMap
+from kappaplace.maps import LocalizeOptions, MapStore, PlaceMap
 from kappaplace.models.frozen import FrozenEncoder
 from tests.serve.conftest import Serve, assert_problem, encoded
 
@@ -278,6 +279,9 @@ def test_a_session_has_an_id_and_one_risk(serve, query_files):
     both = client.post("/v1/localize", files=files, data={"session": "a", "max_risk": "0.1"})
     assert both.status_code == 422
     assert "max_risk cannot be used with session" in both.text
+    sets = client.post("/v1/localize", files=files, data={"session": "a", "coverage": "0.9"})
+    assert sets.status_code == 422
+    assert "coverage and group cannot be used with session" in sets.text
 
 
 def test_idle_sessions_start_again(opened, monkeypatch):
@@ -307,3 +311,22 @@ def test_evidence_is_returned_on_request(
     assert np.array(answer["evidence"]) == pytest.approx(expected, abs=1e-3)
     plain = client.post("/v1/localize", files={"image": ("q.png", data)}).json()
     assert plain["evidence"] is None
+
+
+def test_candidate_sets_over_http(client: TestClient, opened: PlaceMap, query_files: list[Path]) -> None:
+    data = query_files[0].read_bytes()
+    answer = client.post("/v1/localize?coverage=0.3", content=data, headers={"content-type": "image/png"})
+    assert answer.status_code == 200, answer.text
+    values = answer.json()["candidates"]
+    own = localization_of(answer.json()).candidates
+    assert own is not None
+    assert values["coverage"] == own.coverage == 0.3
+    expected = opened.localize(data, LocalizeOptions(coverage=0.3)).candidates
+    assert expected is not None
+    assert [place.name for place in own.places] == [place.name for place in expected.places]
+    assert own.unmapped == expected.unmapped
+    plain = client.post("/v1/localize", content=data, headers={"content-type": "image/png"}).json()
+    assert plain["candidates"] is None
+    assert localization_of(plain).candidates is None
+    bad = client.post("/v1/localize?coverage=1.5", content=data, headers={"content-type": "image/png"})
+    assert bad.status_code == 422

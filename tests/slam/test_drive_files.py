@@ -98,6 +98,21 @@ def test_tables_have_positions_of_their_own(tmp_path: Path) -> None:
         read_drive(tmp_path / "t.parquet", dimensions=3)
 
 
+def test_a_table_in_no_order_is_refused_and_frame_numbers_order_it(tmp_path: Path) -> None:
+    names = [f"{row}.png" for row in range(30)]
+    folder, rng = _folder(tmp_path / "frames", names), np.random.default_rng(3)
+    line = np.column_stack([5.0 * np.arange(30), np.zeros(30)])
+    order = rng.permutation(30)
+    table = tmp_path / "t.parquet"
+    PlaceImages.create(names, line, root=folder).save(table)
+    assert np.allclose(read_drive(table).odometry[:, :2], line)  # in order, as it is
+    PlaceImages.create(names, line[order], root=folder).save(table)
+    with pytest.raises(KappaPlaceError, match=r"not in the order of a drive.*timestamp or frame_number"):
+        read_drive(table)
+    PlaceImages.create(names, line[order], frame_number=order, root=folder).save(table)
+    assert np.allclose(read_drive(table).odometry[:, :2], line)
+
+
 @pytest.mark.parametrize("kind", ["ros1", "ros2", "mcap"])
 def test_bags_are_unpacked_with_their_poses(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("rosbags")

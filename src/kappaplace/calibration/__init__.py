@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kappaplace.calibration.calibrators import Calibrator as Calibrator
     from kappaplace.calibration.calibrators import best_calibrator as best_calibrator
     from kappaplace.calibration.calibrators import fit_calibrator as fit_calibrator
+    from kappaplace.calibration.candidates import Candidates as Candidates
+    from kappaplace.calibration.candidates import PlaceSet as PlaceSet
     from kappaplace.calibration.combination import Combination as Combination
     from kappaplace.calibration.combination import Signal as Signal
     from kappaplace.calibration.combination import features_of as features_of
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from kappaplace.calibration.expected import rule_for as rule_for
     from kappaplace.calibration.expected import stated_risk as stated_risk
     from kappaplace.calibration.fit import fit_calibration as fit_calibration
+    from kappaplace.calibration.groups import GroupRules as GroupRules
     from kappaplace.calibration.options import CalibrateOptions as CalibrateOptions
     from kappaplace.calibration.options import split_queries as split_queries
     from kappaplace.calibration.options import thin_to_places as thin_to_places

@@ -14,10 +14,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kappaplace.calibration.candidates import NO_CANDIDATES, Candidates, PlaceSet, place_sets
 from kappaplace.calibration.combination import Signal, features_of
 from kappaplace.calibration.decision import Decision, DecisionRule
 from kappaplace.calibration.domain import Domain, domain_signals
 from kappaplace.calibration.drift import Sketch
+from kappaplace.calibration.groups import UNGROUPED, GroupRules, Quarter
 from kappaplace.calibration.outside import OutsideAware
 from kappaplace.calibration.radius import RadiusModel
 from kappaplace.checks import Bools, Floats
@@ -64,6 +66,12 @@ class Calibration:
     """Calibration without patch matching, for queries or maps whose images are not available."""
     radius: RadiusModel | None = field(default=None, metadata=optional())
     """Errors of positions; None if the true positions of the calibration queries are unknown."""
+    candidates: Candidates | None = field(default=None, metadata=optional())
+    """Scores for candidate sets; None if the correct place of incorrectly answered queries is unknown."""
+    groups: GroupRules | None = field(default=None, metadata=optional())
+    """Decision rules per group of queries; None to decide all queries by ``rule``."""
+    difficulty: tuple[Quarter, ...] = field(default=(), metadata=optional())
+    """Results by quarter of uncertainty, easiest first, on queries that nothing was fitted on."""
     agreement: int = field(default=1, metadata=optional())
     """Version of the patch agreement at calibration, see `kappaplace.retrieval.agreement.AGREEMENT`."""
 
@@ -252,6 +260,10 @@ class Judgment:
     it applies."""
     guaranteed: Bools | None = None
     """Whether the risk of accepting is guaranteed (N)."""
+    candidates: tuple[PlaceSet, ...] | None = None
+    """Candidate set of each query; None unless a coverage was requested."""
+    notes: tuple[str, ...] = ()
+    """Note on the group of each query (N), empty if there is none to give; no notes without groups."""
 
 
 def judge(
@@ -260,6 +272,8 @@ def judge(
     *,
     outside_rate: float | None = None,
     bank: Domain | None = None,
+    coverage: float | None = None,
+    group: str | None = None,
 ) -> Judgment:
     """Turn the scores of a retrieval into probabilities and decisions.
 
@@ -272,13 +286,20 @@ def judge(
         outside_rate: Expected fraction of out-of-map queries. Default: the fraction at calibration.
         bank: Correctly answered queries of other maps. If the calibration has too few queries of its own, a
             query must be like both, and nothing is guaranteed.
+        coverage: Probability that the candidate set of a query contains its correct place. Default: no sets.
+        group: Group of the queries, if the calibration has groups by a column. Default: unknown.
 
     Returns:
         One value per query, and one per match if the calibration was fitted on pairs.
 
     Raises:
         KappaPlaceError: If the calibration was fitted with an earlier version of patch matching.
+        KappaPlaceError: If the calibration does not support the coverage or the group.
     """
+    if group is not None and (calibration is None or calibration.groups is None):
+        raise KappaPlaceError(UNGROUPED)
+    if coverage is not None and calibration is None:
+        raise KappaPlaceError(NO_CANDIDATES)
     if calibration is None:
         return Judgment(plain_score(evidence).query(evidence))
     calibration.check_patches()
@@ -286,18 +307,34 @@ def judge(
     domain = calibration.domain
     conclusive = domain is not None and domain.conclusive
     reasons = _reasons(evidence, calibration, bank)
-    decision = pairs = guaranteed = None
+    decision = pairs = guaranteed = sets = None
+    notes: tuple[str, ...] = ()
     if (rule := calibration.rule) is not None:  # the rule was set for the rate of the calibration
         expected = calibration.right.probability(uncertainty, calibration.outside_rate)
+        decided = rule.decide(uncertainty=uncertainty, probability=expected)
+        valid = np.full(len(decided), rule.guaranteed)
+        if (groups := calibration.groups) is not None:
+            members = groups.members(lambda: evidence.query_kappa, len(decided), group)
+            decided, own = groups.decide(members, uncertainty, expected)
+            valid, notes = valid & own, tuple(groups.note(member) for member in members)
         decision = [
             Decision.DOUBTFUL.value if reason and each == Decision.ACCEPT else each.value
-            for each, reason in zip(
-                rule.decide(uncertainty=uncertainty, probability=expected), reasons, strict=True
-            )
+            for each, reason in zip(decided, reasons, strict=True)
         ]
-        guaranteed = np.array([rule.guaranteed and conclusive and not reason for reason in reasons])
+        guaranteed = valid & np.array([conclusive and not reason for reason in reasons])
     if calibration.pair_scores:
         pairs = calibration.pair_probability(pair_features(evidence, calibration.pair_scores), outside_rate)
+    if coverage is not None:  # like the rule, the scores hold for the rate of the calibration
+        labeled = bool(calibration.facts.get("labelled", True))
+        sets = place_sets(
+            evidence,
+            calibration.candidates,
+            coverage,
+            uncertainty,
+            calibration.right,
+            calibration.outside_rate,
+            np.array([labeled and not reason for reason in reasons]),
+        )
     rate = calibration.outside_rate if outside_rate is None else outside_rate
     return Judgment(
         uncertainty,
@@ -307,6 +344,8 @@ def judge(
         pairs,
         reasons,
         guaranteed,
+        sets,
+        notes,
     )
 
 

@@ -13,6 +13,10 @@ There are two tests per signal. On exchangeable data they are exact or conservat
 - *shape*: the largest difference of the two distribution functions (Kolmogorov–Smirnov) at the values of the
   sketch, compared with √(ln(2/level)/2 · (n + m)/(n·m)).
 
+These tests look at one full window at a time. In addition, `ExchangeabilityMartingale` looks after each
+query. Its false alarms have a probability of at most 5%, however long it runs; see `martingale.py`. An alarm
+stays until the map is calibrated again.
+
 Consecutive frames of one street are not exchangeable with queries from the whole map. Subsample such a stream
 (`thin_to_places`), or use a window that covers many places.
 """
@@ -21,18 +25,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from scipy.stats import betabinom
 
-from kappaplace.checks import Floats, Rows, finite, share, within
+from kappaplace.calibration.martingale import LEVEL, ExchangeabilityMartingale, Wealth
+from kappaplace.checks import Floats, Rows, finite, percent, share, within
+from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import optional
 
 POINTS = 101
 """Number of percentiles of each signal in a sketch."""
 TAIL = 0.01
+TIE_STREAM = 1
+"""Stream of the random numbers that order equal values at calibration."""
 WINDOW = 200
 FALSE_ALARM = 0.001
 """Probability of any warning for a window of exchangeable queries, divided among signals and tests."""
@@ -52,6 +61,8 @@ class Sketch:
     """Ranks of the stored order statistics, from 1."""
     values: Mapping[str, tuple[float, ...]]
     """The order statistics of each signal."""
+    ties: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=optional())
+    """Random number of each order statistic, which orders equal values; for signals with equal values."""
 
     def __post_init__(self) -> None:
         good = bool(self.ranks and self.values) and self.ranks[0] >= 1 and self.ranks[-1] <= self.count
@@ -76,8 +87,23 @@ class Sketch:
             )
         count = counts.pop()
         ranks: Rows = np.unique(np.round(np.linspace(1, count, min(POINTS, count))).astype(np.int64))
-        points = {name: tuple(np.sort(v)[ranks - 1].tolist()) for name, v in arrays.items()}
-        return cls(count, tuple(ranks.tolist()), points)
+        u = item_uniforms(item_key(0, np.arange(count)), 1, TIE_STREAM)[:, 0]
+        chosen = {name: np.lexsort((u, v))[ranks - 1] for name, v in arrays.items()}
+        points = {name: tuple(arrays[name][rows].tolist()) for name, rows in chosen.items()}
+        tied = [name for name, v in arrays.items() if len(np.unique(v)) < count]
+        ties = {name: tuple(u[chosen[name]].tolist()) for name in tied}
+        return cls(count, tuple(ranks.tolist()), points, ties)
+
+    def tie_breaks(self, name: str) -> Floats:
+        """Return the random number of each order statistic of a signal.
+
+        Sketches of earlier versions have none for equal values; they are then spread evenly.
+        """
+        if name in self.ties:
+            return np.array(self.ties[name])
+        points = np.array(self.values[name])
+        first, last = (np.searchsorted(points, points, side=side) for side in ("left", "right"))
+        return (np.arange(len(points)) - first + 1) / (last - first + 1)
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -97,9 +123,9 @@ class DriftWarning:
 
     signal: str
     test: str
-    """ "range" or "shape"."""
+    """ "range", "shape" or "martingale"."""
     direction: str
-    """ "higher", "lower" or "wider"."""
+    """ "higher", "lower", "wider" or "narrower"."""
     statistic: float
     """Test statistic: fraction outside the calibrated range, or largest difference of distributions."""
     limit: float
@@ -135,6 +161,8 @@ class MonitorState:
     waiting: Mapping[str, tuple[float, ...]]
     """Signals of the queries whose window is not full yet."""
     history: tuple[DriftWindow, ...]
+    martingales: Mapping[str, Wealth] = field(default_factory=dict, metadata=optional())
+    """State of each signal's martingale; empty in states of earlier versions."""
 
 
 def compare(
@@ -201,6 +229,8 @@ class DriftMonitor:
         self.history: deque[DriftWindow] = deque(maxlen=MOST_WINDOWS)
         """The last full windows, oldest first."""
         self._waiting: dict[str, Floats] = {name: np.empty(0) for name in sketch.values}
+        names = sketch.values if shape else ()
+        self._martingales = {name: ExchangeabilityMartingale(sketch, name) for name in names}
 
     @property
     def waiting(self) -> int:
@@ -217,6 +247,22 @@ class DriftMonitor:
         """Warnings of the last full window."""
         return self.history[-1].warnings if self.history else ()
 
+    @property
+    def alarms(self) -> tuple[DriftWarning, ...]:
+        """Alarms of the martingales; each stays until the map is calibrated again."""
+        limit = len(self._martingales) / LEVEL
+        alarms = []
+        for name, martingale in self._martingales.items():
+            state = martingale.wealth
+            if state.alarm:
+                sentence = (
+                    f"{name} has changed ({state.direction}): the first {state.alarm:,} queries are not like "
+                    f"those of the calibration (probability of a false alarm, ever: {percent(LEVEL)}). "
+                    "Calibrate again, because probabilities and decisions may no longer be valid."
+                )
+                alarms.append(DriftWarning(name, "martingale", state.direction, state.peak, limit, sentence))
+        return tuple(alarms)
+
     def update(self, signals: Mapping[str, Any], time: float | None = None) -> list[DriftWarning]:
         """Add one or many queries.
 
@@ -225,7 +271,7 @@ class DriftMonitor:
             time: Current time in seconds since 1970, stored with full windows.
 
         Returns:
-            Warnings of the windows that became full.
+            Warnings of the windows that became full, and new alarms of the martingales.
         """
         arrays = _signals(signals)
         if set(arrays) != set(self._waiting) or len({len(v) for v in arrays.values()}) != 1:
@@ -235,7 +281,10 @@ class DriftMonitor:
                 + "."
             )
         waiting = {name: np.concatenate([self._waiting[name], v]) for name, v in arrays.items()}
-        drift: list[DriftWarning] = []
+        before = {warning.signal for warning in self.alarms}
+        for name, martingale in self._martingales.items():
+            martingale.update(arrays[name], len(self._martingales) / LEVEL)
+        drift = [warning for warning in self.alarms if warning.signal not in before]
         compared = self.queries - self.waiting
         for _ in range(len(next(iter(waiting.values()))) // self.window):
             full = {name: v[: self.window] for name, v in waiting.items()}
@@ -254,7 +303,13 @@ class DriftMonitor:
         """Return the state to store, without the sketch, which is stored with the calibration."""
         waiting = {name: tuple(values.tolist()) for name, values in self._waiting.items()}
         return MonitorState(
-            self.window, self.false_alarm, self.windows, self.queries, waiting, tuple(self.history)
+            self.window,
+            self.false_alarm,
+            self.windows,
+            self.queries,
+            waiting,
+            tuple(self.history),
+            {name: martingale.wealth for name, martingale in self._martingales.items()},
         )
 
     @classmethod
@@ -276,6 +331,9 @@ class DriftMonitor:
         monitor.windows, monitor.queries = state.windows, state.queries
         monitor._waiting = _signals(state.waiting)
         monitor.history.extend(state.history)
+        for name in monitor._martingales:
+            wealth = state.martingales.get(name)
+            monitor._martingales[name] = ExchangeabilityMartingale(sketch, name, wealth)
         signals = [state.waiting, *(window.quantiles for window in state.history)]
         same = all(set(part) == set(sketch.values) for part in signals)
         if not same or len({len(values) for values in state.waiting.values()}) != 1:

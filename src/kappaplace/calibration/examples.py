@@ -52,6 +52,9 @@ class Examples:
         errors: How far each answer is from the true pose, N×3 as `position_errors` returns them. Rows with
             NaN positions are not used for the radius.
         limit: Errors above this many metres are far off.
+        place: Number of the correct place among the places of each query's matches (N), see
+            `kappaplace.calibration.candidates.correct_places`. None: unknown, so there are no candidate sets.
+        strata: Value of each query in the column by which guarantees are grouped (N). Default: unknown.
     """
 
     features: Floats
@@ -71,6 +74,8 @@ class Examples:
     rerank: int = 0
     errors: Floats | None = None
     limit: float = 0.0
+    place: NDArray[np.int64] | None = None
+    strata: Sequence[str] = ()
 
 
 def examples_of(
@@ -79,6 +84,7 @@ def examples_of(
     outside: Bools | None = None,
     groups: NDArray[np.int64] | None = None,
     names: Sequence[str] = (),
+    place: NDArray[np.int64] | None = None,
 ) -> Examples:
     """Return the scores of queries with their outcomes.
 
@@ -88,6 +94,7 @@ def examples_of(
         outside: Which queries have no correct reference at all (N).
         groups: Place of each query (N).
         names: Names of the queries (N).
+        place: Number of the correct place of each query (N), for candidate sets.
 
     Returns:
         The examples, ready for `fit_calibration`.
@@ -108,6 +115,7 @@ def examples_of(
         domain=domain_signals(evidence),
         names=names,
         rerank=0 if evidence.agreement is None else evidence.agreement.shape[1],
+        place=place,
     )
     if right.ndim == 1:
         return first
@@ -138,6 +146,8 @@ def join(blocks: Sequence[Examples]) -> Examples:
         domain={name: np.concatenate([block.domain[name] for block in blocks]) for name in first.domain},
         names=[name for block in blocks for name in block.names],
         errors=_joined([block.errors for block in blocks]),
+        place=_joined([block.place for block in blocks]),
+        strata=[value for block in blocks for value in block.strata],
     )
 
 

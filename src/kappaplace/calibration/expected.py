@@ -16,12 +16,18 @@ import numpy as np
 
 from kappaplace.calibration.calibration import UNCERTAINTY as SKETCHED
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.decision import PROBABILITY, UNCERTAINTY, DecisionRule
+from kappaplace.calibration.candidates import correct_scores
+from kappaplace.calibration.decision import PROBABILITY, UNCERTAINTY, Decision, DecisionRule
 from kappaplace.calibration.decision import rule_by_probability as by_probability
+from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.groups import Quarter, quarters
 from kappaplace.calibration.options import REJECT_RISK
+from kappaplace.calibration.outside import OutsideAware
 from kappaplace.checks import Floats, share
 
 LEAST_INSIDE = 0.01
+COVERAGE = 0.95
+"""Coverage of the candidate sets that are counted by difficulty."""
 ESTIMATED = "Thresholds for this risk are estimated from the calibrated probabilities, without a guarantee."
 
 
@@ -107,3 +113,39 @@ def expected_at(calibration: Calibration, rule: DecisionRule) -> tuple[float, fl
         return None
     decisions = rule.decide(uncertainty=curve.uncertainty, probability=curve.probability)
     return curve.at(decisions == "accept")
+
+
+def by_difficulty(
+    sample: Examples, rule: DecisionRule, right: OutsideAware, rate: float | None
+) -> tuple[Quarter, ...]:
+    """Count correct, accepted and covered queries by quarter of their uncertainty, easiest first.
+
+    A guarantee holds on average, and less than that for the most difficult queries.
+
+    Args:
+        sample: Queries that nothing was fitted on; ``features`` is their uncertainty.
+        rule: Decision rule.
+        right: Probability that an answer is correct.
+        rate: Expected fraction of out-of-map queries.
+
+    Returns:
+        One record per quarter.
+    """
+    uncertainty = sample.features
+    probability = right.probability(uncertainty, rate)
+    accepted = rule.decide(uncertainty=uncertainty, probability=probability) == Decision.ACCEPT
+    covered = None
+    if sample.place is not None and len(uncertainty):
+        scores = correct_scores(uncertainty, sample.place, sample.outside, right, rate)
+        limit = np.sort(scores)[int(np.ceil(len(scores) * COVERAGE - 1e-9)) - 1]  # without the query itself
+        covered = scores <= limit if np.isfinite(limit) else None
+    return tuple(
+        Quarter(
+            len(rows),
+            int(sample.right[rows].sum()),
+            int(accepted[rows].sum()),
+            int((accepted & ~sample.right)[rows].sum()),
+            None if covered is None else int(covered[rows].sum()),
+        )
+        for rows in quarters(uncertainty)
+    )

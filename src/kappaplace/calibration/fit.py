@@ -21,6 +21,7 @@ from kappaplace.calibration.calibration import (
     Calibration,
 )
 from kappaplace.calibration.calibrators import LEAST_QUERIES
+from kappaplace.calibration.candidates import Candidates, correct_scores
 from kappaplace.calibration.combination import Combination, Signal, fit_signal
 from kappaplace.calibration.decision import (
     SELF_CALIBRATED,
@@ -31,6 +32,8 @@ from kappaplace.calibration.decision import (
 from kappaplace.calibration.domain import fit_domain
 from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.expected import by_difficulty
+from kappaplace.calibration.groups import KAPPA, RANGES, GroupRules, Quarter, kappa_edges, kappa_groups
 from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions, Split, split_queries
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
 from kappaplace.calibration.radius import RadiusModel, fit_radius
@@ -41,6 +44,8 @@ from kappaplace.metrics.probability import mass_bins
 from kappaplace.retrieval.agreement import AGREEMENT
 from kappaplace.types import Json
 
+SLACK = 1e-4
+"""Probability that a random sample with an expected fraction of out-of-map queries is too small."""
 EACH_BIN = 20
 """Number of queries per bin of the reliability curve that is stored with a calibration."""
 FEW_INCORRECT = (
@@ -117,17 +122,17 @@ def fit_calibration(
         watched = {name: values[~out] for name, values in watched.items()}
         queries = len(np.unique(np.asarray(examples.groups)))
     domain = fit_domain(examples.domain, right, options.seed) if examples.domain else None
-    rule = None
+    rule = candidates = groups = None
+    difficulty: tuple[Quarter, ...] = ()
     if options.max_risk is not None:
-        part = replace(
-            examples,
-            features=uncertainty[parts.threshold],
-            right=right[parts.threshold],
-            outside=None if out is None else out[parts.threshold],
-            groups=None if examples.groups is None else np.asarray(examples.groups)[parts.threshold],
-            names=[examples.names[row] for row in parts.threshold.tolist()] if examples.names else (),
-        )
+        part = _part(examples, uncertainty, parts.threshold)
         rule = _fit_rule(part, options, options.max_risk, queries)
+        if options.groups:
+            groups = _fit_groups(examples, part, parts, options)
+            rule = replace(rule, assumptions=(*rule.assumptions, groups.sentence))
+        sample = _sample(part, options)
+        candidates = _candidates(sample, probability, options.outside_rate)
+        difficulty = by_difficulty(sample, rule, probability, options.outside_rate)
         if rule.guaranteed and domain is not None and not domain.conclusive:
             note = FEW_CORRECT.format(count=len(domain.rows), needed=int(np.ceil(2 / domain.level)))
             rule = replace(rule, assumptions=(*rule.assumptions, note))
@@ -155,7 +160,76 @@ def fit_calibration(
         domain,
         radius=_fit_radius(examples, uncertainty, parts, options),
         agreement=AGREEMENT if examples.rerank else 1,
+        candidates=candidates,
+        groups=groups,
+        difficulty=difficulty,
     )
+
+
+def _part(examples: Examples, uncertainty: Floats, rows: Rows) -> Examples:
+    """Return some queries, with their uncertainty as the only feature."""
+    return replace(
+        examples,
+        features=uncertainty[rows],
+        right=examples.right[rows],
+        outside=None if examples.outside is None else examples.outside[rows],
+        groups=None if examples.groups is None else np.asarray(examples.groups)[rows],
+        names=[examples.names[row] for row in rows.tolist()] if examples.names else (),
+        place=None if examples.place is None else examples.place[rows],
+        strata=[examples.strata[row] for row in rows.tolist()] if examples.strata else (),
+    )
+
+
+def _sample(part: Examples, options: CalibrateOptions) -> Examples:
+    """Return a random sample of queries with the expected fraction of out-of-map queries."""
+    rate, outside = options.outside_rate, part.outside
+    if rate is None or outside is None or not outside.any():
+        return part
+    return _part(part, part.features, _drawn(part, rate, options.seed, SLACK))
+
+
+def _candidates(sample: Examples, right: OutsideAware, rate: float | None) -> Candidates | None:
+    """Return the scores for candidate sets."""
+    if sample.place is None:
+        return None
+    scores = correct_scores(sample.features, sample.place, sample.outside, right, rate)
+    return Candidates.of(scores, sample.outside)
+
+
+def _fit_groups(examples: Examples, part: Examples, parts: Split, options: CalibrateOptions) -> GroupRules:
+    """Set thresholds in each group separately."""
+    assert options.max_risk is not None
+    if not examples.labeled:
+        raise KappaPlaceError(
+            "Guarantees per group need labelled queries. Omit --groups, or pass --queries instead of --self."
+        )
+    edges: tuple[float, ...] = ()
+    if options.groups == KAPPA:
+        if KAPPA not in examples.signals:
+            raise KappaPlaceError("Groups by kappa need a model with a kappa head. Omit --groups.")
+        kappa = np.asarray(examples.signals[KAPPA])
+        edges = kappa_edges(kappa[parts.fit])
+        members = np.array(kappa_groups(kappa[parts.threshold], edges))
+        names = list(RANGES)
+    else:
+        if not examples.strata:
+            raise KappaPlaceError(f"The labels have no column '{options.groups}'. Pass --groups kappa.")
+        members, names = np.array(part.strata), sorted(set(examples.strata))
+    rules, needed = {}, {}
+    least = int(np.ceil(needed_acceptances(options.max_risk, options.confidence) / (1 - options.fit_share)))
+    for name in names:
+        rows = np.flatnonzero(members == name)
+        own = _part(part, part.features, rows)
+        count = len(rows) if own.groups is None or not part.counterparts else len(np.unique(own.groups))
+        try:
+            if not len(rows):
+                raise RiskRefused("", least)
+            rules[name] = _fit_rule(own, options, options.max_risk, count)
+        except RiskRefused as refusal:
+            needed[name] = max(refusal.needed, least) if refusal.needed is not None else 0
+        except KappaPlaceError:  # too few in-map or out-of-map queries to draw a sample from
+            needed[name] = least
+    return GroupRules(options.groups, rules, needed, edges)
 
 
 def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOptions:
@@ -178,6 +252,7 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
     features = examples.features.reshape(len(examples.right), -1)[:, columns]
     uncertainty = prior.uncertainty(features)
     parts = split_queries(len(features), examples.groups, options.seed, fit_share=options.fit_share)
+    sample = _sample(_part(examples, uncertainty, np.arange(len(features))), options)
     return replace(
         prior,
         rule=rule,
@@ -190,6 +265,7 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
             **examples.facts,
         },
         domain=fit_domain(examples.domain, examples.right, options.seed) if examples.domain else None,
+        candidates=_candidates(sample, prior.right, prior.outside_rate),
     )
 
 
@@ -339,7 +415,7 @@ def _in_all(
     used *= 1.0 if part.counterparts else len(rows) / len(part.right)
     needed = None if refusal.needed is None else int(np.ceil(refusal.needed / used))
     max_risk = options.max_risk or 0.0
-    subject, advice = claim(max_risk, options.confidence), ["allow a higher risk"]
+    subject, advice = claim(max_risk, options.confidence), [refusal.higher]
     if needed is None:
         cause = str(refusal).split(". ")[0]
     elif refusal.row is None:
@@ -352,7 +428,7 @@ def _in_all(
         name = part.names[rows[refusal.row]]
         advice.append(f"check the label of '{name}', the most confident incorrect answer")
     text = ", or ".join(filter(None, [", ".join(advice[:-1]), advice[-1]]))
-    return RiskRefused(f"{cause}. {text[0].upper()}{text[1:]}.", needed, refusal.row)
+    return RiskRefused(f"{cause}. {text[0].upper()}{text[1:]}.", needed, refusal.row, refusal.lowest)
 
 
 def check_label_count(queries: int, options: CalibrateOptions) -> None:
@@ -397,7 +473,7 @@ def reliability(examples: Examples, options: CalibrateOptions, calibration: Cali
     if options.outside_rate is not None and outside[rows].any():
         groups = None if examples.groups is None else np.asarray(examples.groups)[rows]
         part = replace(examples, outside=outside[rows], groups=groups)
-        rows = rows[_drawn(part, options.outside_rate, options.seed, 1e-4)]
+        rows = rows[_drawn(part, options.outside_rate, options.seed, SLACK)]
     predicted = calibration.probability(examples.features[rows], options.outside_rate)
     curve = mass_bins(predicted, right[rows], max(3, min(10, len(rows) // EACH_BIN)))
     return [part.tolist() for part in (curve.probability, curve.observed, curve.counts)]

@@ -54,6 +54,13 @@ class CalibrateOptions:
     keep_twins: Annotated[
         bool, Help("Also use labelled queries that are near-copies of map images (easier than real queries).")
     ] = False
+    groups: Annotated[
+        str,
+        Help(
+            "Guarantee the risk in each group of queries separately: `kappa` for three ranges of κ, or a "
+            "column of the labels, such as condition."
+        ),
+    ] = ""
     seed: Annotated[int, Help("Random seed for the data split and the image degradation.")] = 0
     calibrator: str = "best"
     """A name of `CALIBRATORS`, or "best"."""

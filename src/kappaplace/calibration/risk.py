@@ -25,13 +25,13 @@ tests every threshold at its part of the level and holds for any shape of R.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from scipy.special import betainc, betaincinv
 from scipy.stats import binom
 
@@ -48,11 +48,11 @@ GROWTH = 1.1
 STARTS = 2
 """Number of walks of ``multi-start``, if there are enough queries for each of them. More walks do not
 help."""
-MOST_LABELS = 10_000_000
-"""Number of labels above which a message does not state how many are needed."""
+MOST = 20
+"""A message does not name a number of labels above this multiple of the sample."""
 SIMULATIONS = 200
 """Number of simulated samples that decide whether a number of labels is enough."""
-SUFFICIENT = 0.98
+SUFFICIENT = 0.95
 """Fraction of the simulated samples that must support the guarantee. It is above 0.9, because the sample only
 estimates how often new queries are incorrect."""
 RESOLVED = 10
@@ -75,14 +75,25 @@ class RiskRefused(KappaPlaceError):
         message: Text of the error.
         needed: Number of queries that might support it.
         row: Row of the most confident incorrect query.
+        lowest: Lowest risk that the sample supports.
     """
 
-    def __init__(self, message: str, needed: int | None, row: int | None = None) -> None:
+    def __init__(
+        self, message: str, needed: int | None, row: int | None = None, lowest: float | None = None
+    ) -> None:
         super().__init__(message)
         self.needed = needed
-        """Number of queries that might support the guarantee. None if no number would."""
+        """Number of queries that might support the guarantee. None if not even `MOST` times as many would."""
         self.row = row
         """Row of the most confident incorrect query. None if the cause is too few queries."""
+        self.lowest = lowest
+        """Lowest risk that the sample supports, in whole percent. None if it was not searched, or there is
+        none."""
+
+    @property
+    def higher(self) -> str:
+        """Advice to allow a higher risk, with the lowest one that the sample supports."""
+        return "allow a higher risk" if self.lowest is None else f"allow a risk of {percent(self.lowest)}"
 
 
 @dataclass(frozen=True)
@@ -158,31 +169,30 @@ def control_risk(
     scores, right = outcomes(uncertainty, success)
     choice(method, METHODS, "method")
     share(max_risk, "risk")
-    level, walks = _level(len(scores), max_risk, 1 - share(confidence, "confidence") - slack, method)
-    fewest = _fewest(max_risk, level)
+    alpha = 1 - share(confidence, "confidence") - slack
+    fewest = _fewest(max_risk, _level(len(scores), max_risk, alpha, method)[0])
     if fewest > len(scores):
         raise _too_few(len(scores), max_risk, confidence, fewest)
     order = np.argsort(scores, kind="stable")
     wrong = np.concatenate([[0], np.cumsum(~right[order])])
-    ranks = _ranks(_first(len(scores), max_risk, level, walks == 1), len(scores))
-    thresholds, accepted = _below_ranks(scores[order], ranks)
-    errors = wrong[accepted]
-    passes = _binomial_cdf(errors, accepted, max_risk) <= level
-    possible = accepted >= fewest  # ties may leave too few queries strictly below, and then nothing is tested
-    held = _walk(passes, possible, _starts(len(ranks), walks))
-    if below is not None:
-        held &= thresholds < below
+
+    def passed(risk: float) -> tuple[NDArray[np.bool_], Floats, Rows, float]:
+        held, thresholds, accepted, level = _test(scores[order], wrong, risk, alpha, method)
+        return held & (thresholds < (np.inf if below is None else below)), thresholds, accepted, level
+
+    held, thresholds, accepted, level = passed(max_risk)
     if not held.any():
-        first = int(order[int(np.argmax(~right[order]))]) if not right.all() else None
+        higher = (risk / 100 for risk in range(int(100 * max_risk) + 1, 100))
         raise _refused(
             wrong,
-            first,
+            int(order[int(np.argmax(~right[order]))]) if not right.all() else None,
             max_risk,
             confidence,
-            lambda queries: _granted(wrong, queries, max_risk, 1 - confidence - slack, method),
+            _enough(wrong, max_risk, alpha, method),
+            next((risk for risk in higher if passed(risk)[0].any()), None),
         )
     last = int(np.flatnonzero(held)[-1])
-    count, wrongs = int(accepted[last]), int(errors[last])
+    count, wrongs = int(accepted[last]), int(wrong[accepted[last]])
     bound = 1.0 if wrongs == count else float(betaincinv(wrongs + 1, count - wrongs, 1 - level))
     assumptions = EXCHANGEABLE if method == "bonferroni" else f"{EXCHANGEABLE} {ONE_CROSSING}"
     return RiskThreshold(
@@ -196,6 +206,20 @@ def control_risk(
         method,
         assumptions,
     )
+
+
+def _test(
+    ordered: Floats, wrong: Rows, max_risk: float, alpha: float, method: str
+) -> tuple[NDArray[np.bool_], Floats, Rows, float]:
+    """Return which thresholds pass, the thresholds, how many queries each accepts, and the level of a test."""
+    queries = len(ordered)
+    level, walks = _level(queries, max_risk, alpha, method)
+    ranks = _ranks(_first(queries, max_risk, level, walks == 1), queries)
+    thresholds, accepted = _below_ranks(ordered, ranks)
+    passes = _binomial_cdf(wrong[accepted], accepted, max_risk) <= level
+    # Ties may leave too few queries strictly below, and then nothing is tested.
+    possible = accepted >= _fewest(max_risk, level)
+    return _walk(passes, possible, _starts(len(ranks), walks)), thresholds, accepted, level
 
 
 def _fewest(max_risk: float, level: float) -> int:
@@ -292,7 +316,8 @@ def _refused(
     row: int | None,
     max_risk: float,
     confidence: float,
-    enough: Callable[[int], float],
+    needed: int | None,
+    lowest: float | None,
 ) -> RiskRefused:
     """Return the error with the number of queries that would be enough, if new ones are like these.
 
@@ -301,39 +326,52 @@ def _refused(
         row: Row of the most confident incorrect query.
         max_risk: Maximum fraction of errors among the accepted.
         confidence: Confidence level of the guarantee.
-        enough: Function that returns how probable the guarantee is with this many queries.
+        needed: Number of queries that would be enough.
+        lowest: Lowest risk that the queries support.
     """
     queries = len(wrong) - 1
-    subject, size = claim(max_risk, confidence), float(queries)
-    while (size := SPARE * size) <= MOST_LABELS:
-        needed = int(np.ceil(size))
-        if enough(needed) >= SUFFICIENT:
-            return RiskRefused(
-                f"{subject} cannot be guaranteed from these {queries:,} queries. About {needed:,} would be "
-                "enough, or allow a higher risk.",
-                needed,
-                row,
-            )
-    count = np.arange(min(RESOLVED, queries), queries + 1)
-    lowest = float((wrong[count] / count).min())
-    cause = f"even the most confident queries are incorrect in {percent(lowest)} of the cases"
-    if lowest < max_risk:
-        cause = "too many of the most confident queries are incorrect"
-    return RiskRefused(
-        f"{subject} cannot be guaranteed, because {cause}. Allow a higher risk or use a better score.",
-        None,
-        row,
-    )
+    refusal = RiskRefused("", needed, row, lowest)
+    if needed is not None:
+        text = f"from these {queries:,} queries. About {needed:,} would be enough, or {refusal.higher}."
+    else:
+        count = np.arange(min(RESOLVED, queries), queries + 1)
+        rate = float((wrong[count] / count).min())
+        text = f"even with {MOST}× as many queries like these, because too many of the most confident ones "
+        if rate >= max_risk:
+            text = f"with any number of labels, because even the most confident queries in {percent(rate)} "
+        text += f"are incorrect. {refusal.higher.capitalize()}, or use a better score."
+    refusal.args = (f"{claim(max_risk, confidence)} cannot be guaranteed {text}",)
+    return refusal
 
 
-def _granted(wrong: Rows, queries: int, max_risk: float, alpha: float, method: str) -> float:
-    """Return the fraction of simulated samples, with this many queries, for which a threshold passes.
+def _enough(wrong: Rows, max_risk: float, alpha: float, method: str) -> int | None:
+    """Return about the smallest number of queries with which most simulated samples pass.
 
-    At every quantile of the uncertainty, new queries are incorrect as often as those of the sample, which
-    has half an error more, so that the estimate is on the safe side.
+    New queries are incorrect as often as those of the sample, which has half an error more, to be on the safe
+    side. The error rate is assumed not to fall as the uncertainty grows (isotonic regression). So a single
+    incorrect label among the most confident answers is taken for chance.
 
     Args:
         wrong: Number of incorrect ones among the 0, 1, …, N most confident queries of the sample.
+        max_risk: Maximum fraction of errors among the accepted.
+        alpha: Level of all tests together.
+        method: A name of `METHODS`.
+    """
+    queries = len(wrong) - 1
+    rates = isotonic_regression(np.diff(wrong).astype(float)).x + 0.5 / queries
+    errors = np.concatenate([[0.0], np.cumsum(rates)])
+    size = float(queries)
+    while (size := SPARE * size) <= MOST * queries:
+        if _granted(errors, int(np.ceil(size)), max_risk, alpha, method) >= SUFFICIENT:
+            return int(np.ceil(size))
+    return None
+
+
+def _granted(errors: Floats, queries: int, max_risk: float, alpha: float, method: str) -> float:
+    """Return the fraction of simulated samples, with this many queries, for which a threshold passes.
+
+    Args:
+        errors: Expected number of incorrect ones among the 0, 1, …, N most confident queries of the sample.
         queries: Number of queries per simulated sample.
         max_risk: Maximum fraction of errors among the accepted.
         alpha: Level of all tests together.
@@ -342,14 +380,13 @@ def _granted(wrong: Rows, queries: int, max_risk: float, alpha: float, method: s
     level, walks = _level(queries, max_risk, alpha, method)
     ranks = _ranks(_first(queries, max_risk, level, walks == 1), queries)
     ranks = ranks[_starts(len(ranks), walks)]  # a walk that fails where it begins holds no threshold
-    seen = len(wrong) - 1
+    seen = len(errors) - 1
     resolved = ranks * seen >= queries * min(RESOLVED, seen)
-    count = np.arange(seen + 1)
-    errors = np.interp(ranks * (seen / queries), count, wrong + 0.5 * count / seen) * (queries / seen)
-    if not (resolved & (_binomial_cdf(errors, ranks, max_risk) <= level)).any():
+    expected = np.interp(ranks * (seen / queries), np.arange(seen + 1), errors) * (queries / seen)
+    if not (resolved & (_binomial_cdf(expected, ranks, max_risk) <= level)).any():
         return 0.0  # not even with the expected number of errors: far from enough
     trials = np.diff(ranks, prepend=0)
-    rates = np.clip(np.diff(errors, prepend=0.0) / trials, 0.0, 1.0)
+    rates = np.clip(np.diff(expected, prepend=0.0) / trials, 0.0, 1.0)
     draws = np.random.default_rng(0).binomial(trials, rates, (SIMULATIONS, len(ranks))).cumsum(axis=1)
     passes = (_binomial_cdf(draws, ranks, max_risk) <= level) & resolved
     return float(passes.any(axis=1).mean())

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +22,8 @@ from kappaplace.maps import LocalizeOptions, OnError, SequenceOptions, area_of
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kappaplace.data import SequenceImage, Source
     from kappaplace.maps import Localization, Match, PlaceMap
 
@@ -185,18 +187,17 @@ def _answers(
     problems: list[str],
 ) -> Iterator[list[Localization]]:
     """Yield the answers of one batch at a time; unreadable images are skipped and added to ``problems``."""
-    arguments = asdict(options)
     for start in range(0, len(files), batch_size):
         part = list(files[start : start + batch_size])
         try:
-            answers = opened.localize(part, batch_size=batch_size, **arguments)
+            answers = opened.localize(part, options, batch_size=batch_size)
         except KappaPlaceError:
             if queries.on_error == "stop":
                 raise
             readable = _readable(opened, part, problems)
             if len(readable) == len(part):  # every image can be read, so the error has another cause
                 raise
-            answers = opened.localize(readable, batch_size=batch_size, **arguments) if readable else []
+            answers = opened.localize(readable, options, batch_size=batch_size) if readable else []
         yield answers
 
 
@@ -293,11 +294,20 @@ def _show(answers: Sequence[Localization], matches: bool, verbose: bool) -> None
         if not matches:
             line = f"{escape(answer.query)}: [{color}]{escape(answer.sentence)}[/{color}]"
             console.print(line, soft_wrap=True, highlight=False)
+            _show_candidates(console, answer)
             continue
         console.print(f"[bold]{escape(answer.query)}[/bold]")
         console.print(f"[{color}]{escape(answer.sentence)}[/{color}]")
+        _show_candidates(console, answer)
         if answer.matches:
             _show_matches(answer, verbose)
+
+
+def _show_candidates(console: Console, answer: Localization) -> None:
+    from rich.markup import escape
+
+    if answer.candidates is not None:
+        console.print(escape(answer.candidates.sentence), soft_wrap=True, highlight=False)
 
 
 def _show_matches(answer: Localization, verbose: bool) -> None:

@@ -211,6 +211,11 @@ def info(
     typer.echo(f"  places      compared: {facts['distinctiveness']}")
     shipped = "by the calibration shipped with the model" if facts["borrowed"] else "no"
     typer.echo(f"  calibrated  {facts['calibration'] or f'{shipped}; see `kappaplace calibrate`'}")
+    if "groups" in facts:
+        typer.echo(f"  groups      {facts['groups']}")
+    difficulty = facts.get("difficulty")
+    for number, line in enumerate(difficulty if isinstance(difficulty, list) else [], 1):
+        typer.echo(f"  quarter {number}   {line}")
     if directions:
         _show_directions(seen)
 
@@ -224,6 +229,24 @@ def _show_directions(seen: Directions) -> None:
     for cell in seen.cells:
         where = f"{cell.latitude:.5f}, {cell.longitude:.5f}" if degrees else f"{cell.x:.1f}, {cell.y:.1f}"
         typer.echo(f"{where:24}{''.join(f'{count or chr(183):>5}' for count in cell.counts)}")
+
+
+@app.command(rich_help_panel=USE)
+def show(
+    place_map: MapFolder,
+    out: Annotated[Path, typer.Option(help="File to write: .png, .svg or .html.")],
+) -> None:
+    """Draw the references of a map from above, with their directions of view.
+
+    Examples:
+
+        kappaplace map show town.map --out town.png
+
+        kappaplace map show town.map --out town.html
+    """
+    from kappaplace.reports import write_place_map
+
+    typer.echo(f"{out}: {write_place_map(MapAccess().open(place_map), out)}")
 
 
 @app.command(rich_help_panel=USE)

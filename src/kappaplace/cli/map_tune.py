@@ -127,8 +127,14 @@ def _show_calibration(calibration: Calibration, notes: list[str], as_json: bool)
         f"Calibrated on {facts['origin']}: {facts['right']:,} of {facts['queries']:,} top matches were "
         f"correct{outside}."
     )
-    for line in [*promise, *_twin_notes(facts), *notes]:
+    for line in [*promise, *_twin_notes(facts), *difficulty_lines(calibration), *notes]:
         typer.echo(line)
+
+
+def difficulty_lines(calibration: Calibration) -> list[str]:
+    """Return one line per quarter of difficulty: a guarantee holds on average, not in each quarter."""
+    quarters = [f"  {number}: {part.sentence}" for number, part in enumerate(calibration.difficulty, 1)]
+    return ["By quarter of difficulty, on queries that nothing was fitted on:", *quarters] if quarters else []
 
 
 def _twin_notes(facts: Mapping[str, Json]) -> list[str]:
@@ -296,13 +302,21 @@ def label(
 def monitor(
     place_map: MapFolder,
     incoming: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="IMAGES|ANSWERS…",
             help="Images (files, a folder or a table), or answers of `kappaplace localize` (.jsonl, .csv, "
             "or - for standard input).",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    outcomes: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV file with new outcomes of accepted answers, to test the risk limit: column correct "
+            "(yes or no), and optionally decision."
+        ),
+    ] = None,
     state: Annotated[
         Path | None, typer.Option(help="State file of the monitor. Default: MAP.monitor.json.")
     ] = None,
@@ -325,6 +339,8 @@ def monitor(
 ) -> None:
     """Compare κ and scores of incoming queries with the calibration. The exit code is 1 if they drift.
 
+    Answers are no longer guaranteed after an alarm, until the map is calibrated again.
+
     The state file collects queries over many runs; each run treats its input as new queries.
 
     Examples:
@@ -334,11 +350,18 @@ def monitor(
         kappaplace map monitor town.map answers.jsonl --picture drift.html
 
         kappaplace localize town.map today/ --json | kappaplace map monitor town.map -
+
+        kappaplace map monitor town.map --outcomes checked.csv
     """
-    from kappaplace.maps import MapMonitor
+    from kappaplace.maps import MapMonitor, read_outcomes
+
+    if not incoming and outcomes is None:
+        raise KappaPlaceError("monitor needs images, answers or outcomes. Pass files, or --outcomes FILE.")
 
     watch = MapMonitor.open(place_map, state, window=window)
-    observed = _observed(place_map, incoming, encoder)
+    observed = _observed(place_map, incoming, encoder) if incoming else []
+    if outcomes is not None:
+        watch.add_outcomes(read_outcomes(outcomes))
     previous, queries, windows = watch.set_aside, watch.drift.queries, watch.drift.windows
     warnings = watch.take(observed)
     watch.save()
@@ -355,7 +378,7 @@ def monitor(
                 f"The map has been recalibrated. Monitoring restarts; the previous state is in {previous}."
             )
         _show_drift(watch, warnings, queries, windows)
-    if warnings or watch.drifting:
+    if warnings or watch.drifting or watch.risk_alarm:
         raise typer.Exit(DRIFT)
 
 
@@ -392,6 +415,10 @@ def _drift_facts(
         "queries_in_all": watch.drift.queries,
         "drifting": bool(watch.drifting),
         "note": watch.note,
+        "alarms": [asdict(alarm) for alarm in watch.drift.alarms],
+        "outcomes": None if watch.outcomes is None else watch.outcomes.steps,
+        "incorrect": None if watch.outcomes is None else watch.outcomes.errors,
+        "risk_alarm": watch.risk_alarm,
         "warnings": [asdict(warning) for warning in warnings],
         "signals": {
             name: {
@@ -413,7 +440,12 @@ def _show_drift(watch: MapMonitor, warnings: list[DriftWarning], queries: int, w
     )
     if watch.skipped:
         typer.echo(f"{watch.skipped:,} answers without a match were skipped.")
-    current = dict.fromkeys(warnings or watch.drifting)
+    if watch.outcomes is not None:
+        count, errors = watch.outcomes.steps, watch.outcomes.errors
+        typer.echo(f"Outcomes of {count:,} accepted answers, {errors:,} incorrect.")
+        if watch.risk_alarm:
+            typer.secho(watch.risk_alarm, fg="yellow")
+    current = dict.fromkeys([*warnings, *watch.drifting])
     for warning in current:
         typer.secho(warning.sentence, fg="yellow")
     if not current:

@@ -11,6 +11,8 @@ from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.maps.answer import AnswerFile as AnswerFile
+    from kappaplace.maps.answer import CandidatePlace as CandidatePlace
+    from kappaplace.maps.answer import CandidateSet as CandidateSet
     from kappaplace.maps.answer import DecidedAnswer as DecidedAnswer
     from kappaplace.maps.answer import Localization as Localization
     from kappaplace.maps.answer import Match as Match
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from kappaplace.maps.tune.monitor import observe as observe
     from kappaplace.maps.tune.monitor import read_answer_lines as read_answer_lines
     from kappaplace.maps.tune.monitor import read_observations as read_observations
+    from kappaplace.maps.tune.monitor import read_outcomes as read_outcomes
     from kappaplace.maps.tune.self_calibrate import self_calibrate_map as self_calibrate_map
     from kappaplace.maps.tune.self_calibrate import sparse_note as sparse_note
 else:

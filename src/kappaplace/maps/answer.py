@@ -69,8 +69,10 @@ class Match:
     uncertainty: float
     """Uncertainty of this pair: U of KappaPlace, or 1 − cosine without κ."""
     probability: float | None
-    """Probability that this match is correct, on which its decision is based. None without a calibration, if
-    only best matches were labelled, or if the query is unlike those of the calibration."""
+    """Probability that this match is correct, on which its decision is based. For the best match, it is the
+    probability of the answer, based on all scores of the query. For the others, it is based on this pair
+    alone, so it may be higher. None without a calibration, if only best matches were labelled, or if the query
+    is unlike those of the calibration."""
     decision: str | None
     """accept, doubtful or reject. The best match has the decision of the answer. Other matches are decided by
     their own probability, never better than the answer and without a guarantee. None if unknown."""
@@ -82,6 +84,41 @@ class Match:
     """Degrees north (WGS 84); NaN if the position is unknown or the map has no location on Earth."""
     longitude: float = math.nan
     """Degrees east (WGS 84)."""
+
+
+@dataclass(frozen=True)
+class CandidatePlace:
+    """A place that may be correct, given by its best match."""
+
+    name: str
+    """Name of the reference in the map."""
+    x: float
+    """Metres to the east in the frame of the map; NaN if unknown."""
+    y: float
+    """Metres to the north in the frame of the map; NaN if unknown."""
+    reference: int
+    """Number of the reference in the map."""
+
+
+@dataclass(frozen=True)
+class CandidateSet:
+    """The smallest set of places that contains the correct one with a given probability."""
+
+    coverage: float
+    """The probability, an average over all queries."""
+    places: tuple[CandidatePlace, ...]
+    """The places, most probable first; references of the same place count once."""
+    unmapped: bool
+    """Whether the query may be out-of-map."""
+    guaranteed: bool
+    """Whether the coverage is guaranteed."""
+
+    @property
+    def sentence(self) -> str:
+        """The set in words."""
+        names = [place.name for place in self.places] + (["unmapped"] if self.unmapped else [])
+        text = f"{percent(self.coverage)} candidate set: {', '.join(names)}"
+        return f"{text}." if self.guaranteed else f"{text} (not guaranteed)."
 
 
 @dataclass(frozen=True)
@@ -137,6 +174,8 @@ class Localization:
     off."""
     far: float | None = None
     """Probability that the answer is far off, so that the covariance does not apply."""
+    candidates: CandidateSet | None = None
+    """Candidate set; None unless a coverage was requested."""
 
     @property
     def sentence(self) -> str:
@@ -170,9 +209,12 @@ class Localization:
         """Convert the answer to plain values for JSON.
 
         Returns:
-            The fields and the ``sentence``. Unknown values are None.
+            The fields and the ``sentence``. Unknown values are None; ``candidates`` is omitted if it is.
         """
-        return {**{key: _plain(value) for key, value in asdict(self).items()}, "sentence": self.sentence}
+        values = {key: _plain(value) for key, value in asdict(self).items()}
+        if self.candidates is None:
+            del values["candidates"]
+        return {**values, "sentence": self.sentence}
 
 
 def best_pose(matches: Sequence[Match], radius: float) -> Pose | None:

@@ -21,6 +21,7 @@ from kappaplace.calibration.calibration import (
     plain_score,
     usable_signals,
 )
+from kappaplace.calibration.candidates import PlaceSet
 from kappaplace.calibration.decision import decide_matches, match_probabilities
 from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.radius import RadiusModel
@@ -29,7 +30,14 @@ from kappaplace.checks import percent
 from kappaplace.data.geodesy import circle_in_frame, unproject
 from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.answer import Localization, Match, best_pose, with_pose
+from kappaplace.maps.answer import (
+    CandidatePlace,
+    CandidateSet,
+    Localization,
+    Match,
+    best_pose,
+    with_pose,
+)
 from kappaplace.maps.directions import CELL, direction_note
 from kappaplace.maps.options import LocalizeOptions
 from kappaplace.maps.references import MapReferences
@@ -75,6 +83,7 @@ OUTDATED_PLAIN = (
     "calibration, which was fitted without patches. Run `kappaplace calibrate` again."
 )
 PLAIN = "Patches were not compared, so the answer uses a second calibration, which was fitted without them."
+IN_MAP_ONLY = "Candidate sets hold for in-map queries only, because no calibration query was out-of-map."
 UNLIKE = (
     "No probability, and not accepted: the query differs from the correctly answered queries of the "
     "calibration ({reason})."
@@ -102,6 +111,8 @@ class Calibrations:
     """Shipped calibration of the model, used if the map is not calibrated and its scores can be computed."""
     bank: Domain | None = None
     """Correctly answered queries of other places, for a calibration with too few queries."""
+    drifted: bool = False
+    """Whether a monitor has detected that queries differ from those of the calibration."""
 
 
 def locate(
@@ -167,9 +178,20 @@ def locate(
         remarks.append(RERANKED)
         features = pair_features(evidence, calibration.pair_scores)
         evidence = _reranked(evidence, calibration.pair_probability(features, outside_rate))
-    judgment = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
-    if by_probability or area is not None:  # the rule was fitted without these options
-        judgment = replace(judgment, guaranteed=None)
+    judgment = judge(
+        evidence,
+        calibration,
+        outside_rate=outside_rate,
+        bank=bank,
+        coverage=options.coverage,
+        group=options.group,
+    )
+    # The rule was fitted without these options, and on queries without drift.
+    if by_probability or area is not None or calibrations.drifted:
+        sets = judgment.candidates
+        if sets is not None:
+            sets = tuple(replace(each, guaranteed=False) for each in sets)
+        judgment = replace(judgment, guaranteed=None, candidates=sets)
     if calibration is not None and calibration.rule is not None and calibration.rule.guaranteed:
         domain = calibration.domain
         remarks += [UNLIKE_BANK] if domain is None or not domain.conclusive else []
@@ -179,6 +201,11 @@ def locate(
     if _more_outside(calibration, outside_rate):
         radius = None
     answers = _answers(references, names, evidence, calibration, judgment, signals, radius)
+    if judgment.candidates is not None and options.coverage is not None:
+        own_sets = _candidate_sets(references.store, judgment.candidates, options.coverage)
+        answers = [replace(answer, candidates=own) for answer, own in zip(answers, own_sets, strict=True)]
+        if calibration is not None and calibration.candidates and not calibration.candidates.outside:
+            remarks.append(IN_MAP_ONLY)
     clock.lap("answer")
     return [
         replace(
@@ -326,6 +353,7 @@ def _answers(
     answers = []
     for row, name in enumerate(names):
         reason = judgment.reasons[row] if judgment.reasons else ""
+        remark = judgment.notes[row] if judgment.notes else ""
         valid = judgment.probability is not None and not reason
         inside = None if judgment.inside is None or reason else float(judgment.inside[row])
         answer = Localization(
@@ -339,7 +367,7 @@ def _answers(
             pose=None,
             matches=matches[row],
             signals={key: float(values[row]) for key, values in signals.items()},
-            notes=(UNLIKE.format(reason=reason),) if reason else (),
+            notes=tuple(filter(None, (UNLIKE.format(reason=reason) if reason else "", remark))),
             guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
             frame=store.manifest.frame,
         )
@@ -353,6 +381,20 @@ def _answers(
                 far=float(estimate.far[row]),
             )
         answers.append(with_pose(answer, best_pose(matches[row], radius)))
+    return answers
+
+
+def _candidate_sets(store: MapStore, sets: Sequence[PlaceSet], coverage: float) -> list[CandidateSet]:
+    """Return candidate sets with names and positions."""
+    answers = []
+    for each in sets:
+        rows = np.array(each.references, np.int64)
+        positions = store.gather("poses", rows)[:, :2].tolist()
+        places = tuple(
+            CandidatePlace(store.name(row), x, y, row)
+            for row, (x, y) in zip(rows.tolist(), positions, strict=True)
+        )
+        answers.append(CandidateSet(coverage, places, each.unmapped, each.guaranteed))
     return answers
 
 

@@ -220,11 +220,15 @@ class OpenMap:
                     f"The map had {then:,} references when it was calibrated and now has {now:,}. Calibrate "
                     "it again."
                 )
-            if drift := drift_note(self.folder, calibration.fingerprint):
+            if drift := self._drift_note():
                 notes.append(drift)
         if manifest.unposed:
             notes.append(f"{manifest.unposed:,} of {manifest.count:,} references have no position.")
         return notes
+
+    def _drift_note(self) -> str:
+        """Return the warning of the map's monitor; empty if there is none."""
+        return "" if self.calibration is None else drift_note(self.folder, self.calibration.fingerprint)
 
     def refresh(self) -> bool:
         """Read the map again, and return whether another process has changed it."""
@@ -268,7 +272,7 @@ class OpenMap:
     def localize(  # type: ignore[overload-overlap]  # text is a sequence of text
         self,
         images: str | os.PathLike[str] | bytes | PIL.Image.Image | NDArray[np.uint8],
-        k: int = 10,
+        k: int | LocalizeOptions = 10,
         *,
         area: Circle | None = None,
         order: Order = "similarity",
@@ -282,7 +286,7 @@ class OpenMap:
     def localize(
         self,
         images: Iterable[Source],
-        k: int = 10,
+        k: int | LocalizeOptions = 10,
         *,
         area: Circle | None = None,
         order: Order = "similarity",
@@ -296,7 +300,7 @@ class OpenMap:
     def localize(
         self,
         images: Iterable[Source] | Source,
-        k: int = 10,
+        k: int | LocalizeOptions = 10,
         *,
         area: Circle | None = None,
         order: Order = "similarity",
@@ -309,7 +313,7 @@ class OpenMap:
 
         Args:
             images: One image or several: paths, bytes, Pillow images or H×W×3 uint8 arrays.
-            k: Number of matches per query.
+            k: Number of matches per query, or a record with all options, such as ``coverage`` and ``group``.
             area: Search only this circle: x, y and radius in metres in the frame of the map, or latitude,
                 longitude (degrees) and radius (metres).
             order: Order of the matches: "similarity" or "probability".
@@ -339,12 +343,17 @@ class OpenMap:
         >>> answer.matches[0].name, round(answer.matches[0].similarity, 3), answer.probability
         ('green.png', 1.0, None)
         """
-        options = LocalizeOptions(k, area, order, outside_rate, rerank, heading)
+        options = LocalizeOptions.of(
+            k,
+            LocalizeOptions(
+                area=area, order=order, outside_rate=outside_rate, rerank=rerank, heading=heading
+            ),
+        )
         sources = as_sources(images)
         if not sources:
             raise KappaPlaceError("The list of images to localize is empty. Pass at least one image.")
         start = time.perf_counter()
-        embeddings = self.embed(sources, batch_size, patches=self.compares(rerank))
+        embeddings = self.embed(sources, batch_size, patches=self.compares(options.rerank))
         seconds = {"embed": (time.perf_counter() - start) / len(sources)}
         names = query_names(sources)
         answers = self.localize_embeddings(embeddings, names, options, images=sources, seconds=seconds)
@@ -386,7 +395,7 @@ class OpenMap:
                     self.queries(embeddings, images),
                     names,
                     options or LocalizeOptions(),
-                    Calibrations(self.calibration, self.borrowed, self.bank),
+                    Calibrations(self.calibration, self.borrowed, self.bank, bool(self._drift_note())),
                     notes=self.notes(),
                     seconds=seconds,
                 )
@@ -436,9 +445,15 @@ class OpenMap:
             One answer per image, in order. Its probability is that of the sequence, without a guarantee.
 
         Raises:
-            KappaPlaceError: If an image cannot be read, or the map has no calibration or no positions.
+            KappaPlaceError: If an image cannot be read, the map has no calibration or no positions, or a
+                candidate set or a group is requested.
         """
         options, sequence = options or LocalizeOptions(), sequence or SequenceOptions()
+        if options.coverage is not None or options.group is not None:
+            raise KappaPlaceError(
+                "Sequences have neither candidate sets nor groups, because no risk is guaranteed for them. "
+                "Omit coverage and group."
+            )
         causal = sequence.causal or follower is not None
         follower = follower or self.follow(sequence.step)
         answers: list[Localization] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, SupportsFloat
 
@@ -152,11 +152,27 @@ class LocalizeOptions:
             "map has no such image there."
         ),
     ] = None
+    coverage: Annotated[
+        float | None,
+        Help(
+            "Also return the smallest set of places that contains the correct one with this probability, "
+            "such as 0.95. Default: no set."
+        ),
+    ] = None
+    group: Annotated[
+        str | None,
+        Help(
+            "Group of the queries, if the map was calibrated with groups, such as night. Default: unknown, "
+            "so that the strictest group decides."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         within(self.k, "k", 1)
         if self.heading is not None:
             within(self.heading, "heading", 0, 360)
+        if self.coverage is not None:
+            share(self.coverage, "coverage")
         if isinstance(self.rerank, bool):
             raise KappaPlaceError(
                 f"rerank must be a number of matches, got {self.rerank}. To order matches by probability, "
@@ -168,6 +184,26 @@ class LocalizeOptions:
             share(self.outside_rate, "outside_rate", ends=True)
         if self.area is not None:
             object.__setattr__(self, "area", area_of(self.area))
+
+    @classmethod
+    def of(cls, k: int | LocalizeOptions, options: LocalizeOptions) -> LocalizeOptions:
+        """Return the options of a call with a number of matches, or with a record instead of options.
+
+        Args:
+            k: Number of matches, or the record.
+            options: The other options of the call.
+
+        Returns:
+            The options.
+
+        Raises:
+            KappaPlaceError: If there are a record and other options.
+        """
+        if not isinstance(k, LocalizeOptions):
+            return replace(options, k=k)
+        if options != cls():
+            raise KappaPlaceError("Options were passed twice. Pass all of them in the record.")
+        return k
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,8 @@ class PlaceMap(OpenMap):
         """Return a summary of the map as plain values."""
         manifest = self.manifest
         distinct, record, model = manifest.distinctiveness, manifest.calibration, manifest.model
+        own = self.calibration
+        difficulty = [] if own is None else [part.sentence for part in own.difficulty]
         unknown = manifest.rows - (distinct.rows if distinct else 0)
         return {
             "map": str(self.folder),
@@ -217,6 +219,8 @@ class PlaceMap(OpenMap):
             "distinctiveness": (distinct.how if distinct else "none")
             + (f", {unknown} not computed" if unknown else ""),
             "calibration": None if record is None else record["origin"],
+            **({"difficulty": difficulty} if difficulty else {}),
+            **({"groups": own.groups.sentence} if own is not None and own.groups is not None else {}),
             "version": manifest.version,
             "format": manifest.format,
             "protocol": manifest.protocol,

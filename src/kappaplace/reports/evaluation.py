@@ -10,7 +10,9 @@ import numpy as np
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.reports import groups, html
-from kappaplace.reports.figures import comparison_figure, kappa_histogram_figure
+from kappaplace.reports.artifacts import Artifacts, slug
+from kappaplace.reports.comparison import comparison_headline, comparison_pieces, headline
+from kappaplace.reports.figures import kappa_histogram_figure
 from kappaplace.reports.gallery import (
     confident_queries,
     gallery_html,
@@ -23,9 +25,8 @@ from kappaplace.reports.gallery import (
 )
 from kappaplace.reports.ground import map_figure, thinning
 from kappaplace.reports.groups import Group, group_of, pooled_group
-from kappaplace.reports.html import CAPTIONS, Artifacts, Table, slug
+from kappaplace.reports.html import CAPTIONS, Table
 from kappaplace.reports.tables import (
-    comparison_table,
     left_out_table,
     match_table,
     mean_table,
@@ -65,27 +66,26 @@ def write_report(result: EvaluationResult, folder: Path, others: Sequence[Evalua
         ("Retrieval", [files.table("retrieval", retrieval)]),
         ("Which score detects incorrect matches?", _verdict(files, main, result)),
     ]
+    title, lead = f"Evaluation of {result.name}", headline(main)
     if others:
-        chapters.append(("Comparison", comparison_pieces(files, [result, *others])))
+        runs = [result, *others]
+        chapters.insert(0, ("Comparison", comparison_pieces(files, runs)))
+        title = f"Comparison of {', '.join(dict.fromkeys(each.name for each in runs))}"
+        lead = comparison_headline(runs)
     for part, group in zip(result.sets, sets, strict=True):
         chapters.append((part.name, set_chapter(files, part, group, only=pooled is None)))
     chapters.append(("Missing scores", _missing(files, result, pooled)))
     chapters.append(("Settings", _facts(result)))
-    return files.page(html.page(f"Evaluation of {result.name}", _lead(main, len(sets)), _sections(chapters)))
+    return files.page(html.page(title, lead, _sections(chapters, opened=1 if others else 2)))
 
 
-def _sections(chapters: Sequence[tuple[str, list[str]]]) -> list[str]:
+def _sections(chapters: Sequence[tuple[str, list[str]]], opened: int) -> list[str]:
+    """Return a table of contents and the chapters, of which the first ones are unfolded."""
     anchors = [f"{number}-{slug(title)}" for number, (title, _) in enumerate(chapters, 1)]
     sections = [html.contents(list(zip(anchors, (title for title, _ in chapters), strict=True)))]
-    for anchor, (title, pieces) in zip(anchors, chapters, strict=True):
-        sections += [html.heading(title, anchor), *pieces]
+    for number, (anchor, (title, pieces)) in enumerate(zip(anchors, chapters, strict=True)):
+        sections.append(html.chapter(title, pieces, anchor, opened=number < opened))
     return sections
-
-
-def _lead(group: Group, sets: int) -> str:
-    recall = " · ".join(f"R@{k} {group.recall[f'R@{k}']:.3f}" for k in group.ks)
-    queries = f"{len(group.hits):,} {'query' if len(group.hits) == 1 else 'queries'}"
-    return f"{queries} in {sets} {'dataset' if sets == 1 else 'datasets'}. {recall}."
 
 
 def _verdict(files: Artifacts, group: Group, result: EvaluationResult) -> list[str]:
@@ -233,59 +233,3 @@ def _gallery(
         text = f"No gallery: none of its image files can be opened, for example {first or 'unnamed'}."
         return [html.paragraph(text, small=True)]
     return [html.paragraph(caption, small=True), files.piece(name, gallery_picture(rows), gallery_html(rows))]
-
-
-def comparison_pieces(files: Artifacts, results: Sequence[EvaluationResult]) -> list[str]:
-    """Return tables and curves of each dataset that two runs share, and pooled if they share all."""
-    runs = unique_names(results)
-    names = list(dict.fromkeys(part.name for result in results for part in result.sets))
-    shared: list[dict[str, Group]] = []
-    if all([part.name for part in result.sets] == names for result in results):
-        pooled = {run: pooled_group(result) for run, result in runs.items()}
-        shared.append({run: group for run, group in pooled.items() if group is not None})
-    for name in names:
-        shared.append(
-            {
-                run: group_of(result, part)
-                for run, result in runs.items()
-                for part in result.sets
-                if part.name == name
-            }
-        )
-    shared = [runs for runs in shared if len(runs) > 1]
-    if not shared:
-        return [html.paragraph("These runs have no dataset in common.")]
-    pieces, figures = [], []
-    for group in shared:
-        first = next(iter(group.values()))
-        pieces.append(files.table(f"comparison-{first.name}", comparison_table(group, first.title)))
-        figures.append(_curves(files, group))
-    note = html.paragraph(CAPTIONS["comparison_table"], small=True)
-    return [*pieces, note, html.grid([figure for figure in figures if figure])]
-
-
-def unique_names(results: Sequence[EvaluationResult]) -> dict[str, EvaluationResult]:
-    """Return the runs by name; a repeated name gets a number."""
-    runs: dict[str, EvaluationResult] = {}
-    for result in results:
-        name, count = result.name, 1
-        while name in runs:
-            count += 1
-            name = f"{result.name} ({count})"
-        runs[name] = result
-    return runs
-
-
-def _curves(files: Artifacts, groups: Mapping[str, Group]) -> str:
-    first = next(iter(groups.values()))
-    labels = {name: column.label for group in groups.values() for name, column in group.scores.items()}
-    curves = {
-        label: {run: group.risk_coverage(name) for run, group in groups.items() if name in group.scores}
-        for name, label in labels.items()
-    }
-    curves = {label: lines for label, lines in curves.items() if len(lines) > 1}
-    if not curves:
-        return ""
-    alternative = f"Risk over coverage of {', '.join(groups)} for each score, {first.title}"
-    caption = f"{first.title}. {CAPTIONS['comparison']}"
-    return files.figure(f"comparison-{first.name}", comparison_figure(curves), alternative, caption)

@@ -5,6 +5,7 @@ They show ECE@K and its sensitivity, histograms of scores and κ, risk–coverag
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -30,10 +31,10 @@ PLOT_STYLE: Any = {
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.alpha": 0.25,
-    "font.size": 9,
+    "font.size": 9.5,
     "svg.hashsalt": "kappaplace",  # the same data gives the same bytes
 }
-WIDTH = 4.6
+WIDTH = 4.0
 """Width in inches of a figure that is legible on a phone."""
 _DASHES = ("-", "--", ":", "-.")
 
@@ -90,6 +91,11 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def wrapped(label: str, letters: int = 26) -> str:
+    """Return a name in lines that fit above a small plot."""
+    return "\n".join(textwrap.wrap(plain(label), letters)) or " "
+
+
 def line_style(position: int) -> dict[str, str]:
     """Return color and dashes of the n-th line; 24 lines can be distinguished."""
     dashes = _DASHES[position // len(COLORS) % len(_DASHES)]
@@ -113,7 +119,7 @@ def reliability_figure(
     if columns is None:
         figure, axes, starts = panels(len(curves), len(curves), 2.6, 3.2, sharey=True)
     else:
-        figure, axes, starts = panels(len(curves), columns, WIDTH / columns, 2.1, sharey=True)
+        figure, axes, starts = panels(len(curves), columns, WIDTH / columns, 2.4, sharey=True)
     for axis, (label, by_k) in zip(axes, curves.items(), strict=True):
         curve = next(iter(by_k.values()))  # the bins are those of the score, the same at each K
         bins = np.arange(1, len(curve.counts) + 1)
@@ -125,16 +131,16 @@ def reliability_figure(
             axis.plot(bins, each.observed, f"{marker}-", ms=4, color=color, label=f"R@{k}")
         errors = ", ".join(f"{each.error:.3f}" for each in by_k.values())
         names = "/".join(map(str, by_k))
-        title = f"{plain(label)}{': ' if columns is None else chr(10)}ECE@{names} {errors}"
-        axis.set(title=title, xlabel="bin, certain → uncertain", ylim=(0, 1.04))
+        title = f"{wrapped(label)}\nECE@{names}\n{errors}"
+        axis.set(title=title, xlabel="certain → uncertain", ylim=(0, 1.04))
         axis.set_xticks(bins[::3])
         if columns is not None:
-            axis.title.set_fontsize(7.5)
+            axis.title.set_fontsize(8)
             axis.xaxis.label.set_fontsize(8)
             _counts_below(axis, bins, curve.counts)
     for axis in starts:
         axis.set_ylabel("recall")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
@@ -143,7 +149,7 @@ def _counts_below(axis: Axes, bins: NDArray[np.int64], counts: NDArray[np.int64]
     axis.set(ylim=(-0.4, 1.04), yticks=(0, 0.5, 1))
     for position, count in zip(bins, counts, strict=True):
         text = str(count) if count < 10_000 else f"{count / 1000:.0f}k"
-        words = axis.text(position, -0.09, text, fontsize=6, rotation=90, ha="center", va="top")
+        words = axis.text(position, -0.09, text, fontsize=7, rotation=90, ha="center", va="top")
         words.set_in_layout(False)  # it is always inside the plot, and computing its size is slow
 
 
@@ -154,7 +160,7 @@ def kappa_figure(
     kappa: Floats,
     success: NDArray[np.bool_],
 ) -> Figure:
-    """Draw the mean κ of the same views against degradation (left), and κ of every query (right).
+    """Draw the mean κ of the same views against degradation (top), and κ of every query (bottom).
 
     Args:
         curves: Levels, mean and standard error of κ for each kind of degradation.
@@ -165,8 +171,8 @@ def kappa_figure(
     Returns:
         The figure.
     """
-    figure = new_figure(9.0, 3.3)
-    left, right = figure.subplots(1, 2)
+    figure = new_figure(WIDTH, 6.4)
+    left, right = figure.subplots(2, 1)
     for color, (condition, (levels, mean, error)) in zip(COLORS, curves.items(), strict=False):
         left.errorbar(levels, mean, error, marker="o", ms=3, color=color, label=condition)
     left.set(xlabel="level of degradation", ylabel="mean κ", title="κ of the same views, degraded")
@@ -242,8 +248,8 @@ def ece_bars_figure(errors: Mapping[str, Mapping[int, float]], ks: Sequence[int]
         values = [score[k] for score in errors.values()]
         offsets = rows + (position - (len(ks) - 1) / 2) * thickness
         bars = axis.barh(offsets, values, thickness, color=COLORS[position], label=f"ECE@{k}")
-        axis.bar_label(bars, fmt="%.3f", fontsize=6.5, padding=2)
-    axis.set_yticks(rows, [plain(label) for label in errors])
+        axis.bar_label(bars, fmt="%.3f", fontsize=7.5, padding=2)
+    axis.set_yticks(rows, [wrapped(label, 18) for label in errors])
     axis.set_ylim(len(errors) - 0.5, -0.5)  # the first score on top
     axis.grid(axis="y", visible=False)
     largest = np.nanmax([0.1, *(value for score in errors.values() for value in score.values())])
@@ -270,13 +276,13 @@ def ece_sensitivity_figure(surfaces: Mapping[str, EceSurface]) -> Figure:
         axis.plot(surface.bins[bin_], protocol, "o", color="black", ms=4, label="the paper's choice")
         lowest = min(surface.plain.min(), surface.zoomed.min())
         highest = max(surface.plain.max(), surface.zoomed.max())
-        axis.set_title(f"{plain(label)}\n{protocol:.3f}, range {lowest:.3f}–{highest:.3f}", fontsize=8)
+        axis.set_title(f"{wrapped(label)}\n{protocol:.3f} ({lowest:.3f}–{highest:.3f})", fontsize=8)
         axis.set_xlabel("bins", fontsize=8)
     top = max(max(surface.plain.max(), surface.zoomed.max()) for surface in surfaces.values())
     axes[0].set_ylim(0, 1.08 * max(top, 0.05))  # all plots share it
     for axis in starts:
         axis.set_ylabel("ECE@1")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
@@ -300,7 +306,7 @@ def score_histogram_figure(scores: Mapping[str, NDArray[np.float64]], success: N
         for mask, color, name, dashes in parts:
             if mask.any():
                 _outline(axis, clamped[mask], edges, color, name, dashes)
-        axis.set_title(plain(label), fontsize=8)
+        axis.set_title(wrapped(label), fontsize=8)
         _finish(axis)
     for axis in starts:
         axis.set_ylabel("fraction", fontsize=8)
@@ -364,7 +370,7 @@ def _outline(
 def _finish(axis: Axes) -> None:
     axis.set_ylim(bottom=0)
     axis.locator_params(axis="both", nbins=4)
-    axis.tick_params(labelsize=7.5)
+    axis.tick_params(labelsize=8)
 
 
 POINTS = 1000
@@ -384,9 +390,7 @@ def risk_coverage_figure(curves: Mapping[str, AcceptanceCurve]) -> Figure:
     ]
     _finish_acceptance(axis, list(curves.values()))
     handles = [line for _, line in sorted(lines, key=lambda pair: pair[0])]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=2, fontsize=7.5, title="AURC, best first"
-    )
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, title="AURC, best first")
     return figure
 
 
@@ -399,11 +403,11 @@ def comparison_figure(curves: Mapping[str, Mapping[str, AcceptanceCurve]]) -> Fi
     for axis, (label, lines) in zip(axes, curves.items(), strict=True):
         for run, curve in lines.items():
             _draw(axis, curve, plain(run), line_style(runs.index(run)))
-        axis.set_title(plain(label), fontsize=8)
+        axis.set_title(wrapped(label), fontsize=8)
     every = [curve for lines in curves.values() for curve in lines.values()]
     for axis in axes:
         _finish_acceptance(axis, every)
-        axis.set_ylabel("")
+        axis.set(xlabel="coverage", ylabel="")
     for axis in starts:
         axis.set_ylabel("risk")
     handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
@@ -433,6 +437,6 @@ def _draw(axis: Axes, curve: AcceptanceCurve, label: str, style: dict[str, str])
 def _finish_acceptance(axis: Axes, curves: Sequence[AcceptanceCurve]) -> None:
     # One error among the first three queries is a risk of 0.33: this noise must not flatten the rest.
     top = max(0.05, *(curve.risk[curve.coverage >= NOISY].max() for curve in curves))
-    axis.set(xlabel="coverage: fraction of queries answered", ylabel="risk: fraction of incorrect answers")
+    axis.set(xlabel="coverage: fraction of queries answered", ylabel="risk: fraction incorrect")
     axis.set(xlim=(0, 1.01), ylim=(-0.015 * top, min(1.02, 1.08 * top)))
     axis.xaxis.label.set_fontsize(8)

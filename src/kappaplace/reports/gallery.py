@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kappaplace.data import THUMBNAIL_SIZE, Thumbnail, thumbnail
 from kappaplace.reports.figures import GalleryRow, gallery_figure, plain
-from kappaplace.reports.html import card
+from kappaplace.reports.html import card, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,7 +135,7 @@ def _cards(part: SetResult, score: ScoreColumns, query: int) -> tuple[Card, ...]
     rank = float((score.query > score.query[query]).mean())
     words = [f"query, more confident than {rank:.0%}"]
     if part.query_kappa is not None:
-        words.append(f"κ {_short(part.query_kappa[query])}")
+        words.append(f"κ {short(part.query_kappa[query])}")
     path = part.query_images[query]
     cards = [Card(PurePath(path).name, thumbnail(path), tuple(words))]
     for rank, reference in enumerate(part.matches.indices[query, :MATCHES].tolist()):
@@ -155,13 +155,8 @@ def _confidence(score: ScoreColumns, query: int, rank: int) -> list[str]:
         return []
     uncertainty = float(score.match[query, rank])
     if has_confidence(score):
-        return [f"confidence {_short(1 / uncertainty)}"]
-    return [f"uncertainty {_short(uncertainty)}"]
-
-
-def _short(value: float) -> str:
-    """Return a number with three digits, without an exponent for large numbers."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        return [f"confidence {short(1 / uncertainty)}"]
+    return [f"uncertainty {short(uncertainty)}"]
 
 
 def _card_html(each: Card) -> str:

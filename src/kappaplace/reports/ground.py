@@ -1,4 +1,4 @@
-"""Maps seen from above: the uncertainty of queries, and the images of a table with coverage by positives."""
+"""Maps seen from above: references with headings, the uncertainty of queries, and the images of a table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from kappaplace.data import ZONE_SHIFT, PlaceImages, Positives, frame_codes, zon
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, write_file
 from kappaplace.reports.figures import WIDTH, WRONG, new_figure, styled
-from kappaplace.reports.html import png_of
+from kappaplace.reports.html import counts, drawing, page, paragraph, png_of, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+
+    from kappaplace.maps import PlaceMap
 
 
 MOST_REFERENCES = 20_000
@@ -329,3 +331,86 @@ def _histogram(axes: Axes, counts: NDArray[np.int64]) -> None:
     colors = [COLORS["lost"], *[COLORS["found"]] * (len(heights) - 1)]  # the first: queries without positives
     axes.bar(edges[:-1], heights, np.diff(edges), align="edge", color=colors)
     axes.locator_params(axis="x", integer=True)
+
+
+MOST_ARROWS = 3_000
+"""Maximum number of arrows; more of them would hide each other."""
+MAP_SUFFIXES = (".png", ".svg", ".html")
+HOW_TO_READ = "Gray dots are references. Blue lines show in which direction they look."
+
+
+def write_place_map(place_map: PlaceMap, out: str | Path) -> str:
+    """Draw the references of a map from above, with their headings if they are known.
+
+    Args:
+        place_map: The map.
+        out: File to write: .png, .svg or .html.
+
+    Returns:
+        The drawing in words.
+
+    Raises:
+        KappaPlaceError: If the file has another suffix, or no reference has a position.
+    """
+    out, store = Path(out), place_map.store
+    kind = out.suffix.lower()
+    if kind not in MAP_SUFFIXES:
+        raise KappaPlaceError(f'The drawing must be a {", ".join(MAP_SUFFIXES)} file, got "{out.name}".')
+    posed = np.isfinite(store.positions).all(axis=1)
+    if not posed.any():
+        raise KappaPlaceError(
+            f"The map {place_map.folder} cannot be drawn, because no reference has a position. Build it from "
+            "images with positions."
+        )
+    headings = np.asarray(store.whole("poses")[:, 2], np.float64)[posed]
+    figure = references_figure(store.positions[posed], headings)
+    numbers = {
+        "references": ("", len(store)),
+        "with a heading": ("", int(np.isfinite(headings).sum())),
+        "without a position": ("", int((~posed).sum())),
+    }
+    title = f"Map {place_map.manifest.name}".strip()
+    wide, high = np.ptp(store.positions[posed], axis=0).tolist()
+    sentence = f"{len(store):,} references on {wide:,.0f} m × {high:,.0f} m ({place_map.manifest.frame})"
+    directions = f"Directions of view: {place_map.directions().sentence}."
+    make_folder(out.parent)
+    if kind == ".html":
+        shown = drawing(figure, "References of the map from above", HOW_TO_READ)
+        sections = [counts(numbers), paragraph(directions), shown]
+        write_file(out, page(title, f"{sentence}.", sections).encode("utf-8", "backslashreplace"))
+    else:
+        write_file(out, png_of(figure, 200) if kind == ".png" else svg_of(figure))
+    return sentence
+
+
+@styled
+def references_figure(positions: NDArray[np.float64], headings: NDArray[np.float64]) -> Figure:
+    """Draw references from above, each with a short line in the direction of view.
+
+    Args:
+        positions: Positions in metres, N×2.
+        headings: Degrees clockwise from north, N; NaN if unknown.
+
+    Returns:
+        The figure.
+    """
+    from matplotlib.collections import LineCollection
+
+    origin = positions.min(axis=0)
+    points = positions - origin
+    figure = new_figure(1.4 * WIDTH, 1.4 * _height(points))
+    axis = figure.subplots()
+    ground = points[_spread(len(points), MOST_REFERENCES)]
+    axis.scatter(ground[:, 0], ground[:, 1], s=5, color="#748494", linewidths=0, rasterized=True)
+    known = np.flatnonzero(np.isfinite(headings))
+    rows = known[_spread(len(known), MOST_ARROWS)] if len(known) else known
+    angle = np.deg2rad(headings[rows])
+    length = max(float(np.ptp(points, axis=0).max()) / 60, 1.0)
+    ends = points[rows] + length * np.column_stack([np.sin(angle), np.cos(angle)])
+    lines = np.stack([points[rows], ends], axis=1)
+    axis.add_collection(LineCollection(list(lines), colors="#0b5cad", linewidths=0.8, rasterized=True))
+    axis.autoscale()
+    axis.set_aspect("equal", adjustable="box")
+    axis.set(xlabel=f"metres east of {origin[0]:,.0f}", ylabel=f"metres north of {origin[1]:,.0f}")
+    axis.locator_params(nbins=5)
+    return figure

@@ -30,6 +30,7 @@ from kappaplace.metrics import (
     score_summary,
     success_at,
 )
+from kappaplace.reports.artifacts import Artifacts
 from kappaplace.reports.figures import (
     ece_bars_figure,
     ece_sensitivity_figure,
@@ -37,7 +38,7 @@ from kappaplace.reports.figures import (
     risk_coverage_figure,
     score_histogram_figure,
 )
-from kappaplace.reports.html import CAPTIONS, Artifacts
+from kappaplace.reports.html import CAPTIONS
 
 if TYPE_CHECKING:
     from kappaplace.evaluation import EvaluationResult, SetResult
@@ -46,6 +47,8 @@ Metrics: TypeAlias = Mapping[str, Any]
 """Metrics as an evaluation stores them: nested by score and metric."""
 KS = (1, 5, 10)
 POOLED = "pooled"
+MOST_CURVES = 10
+"""Maximum number of scores in a figure. Tables list all of them."""
 NAN = float("nan")
 
 
@@ -104,6 +107,20 @@ class Group:
         """Reasons why scores cannot rank queries, by score; scores without a flaw are omitted."""
         flaws = {name: score_flaw(column.query) for name, column in self.scores.items()}
         return {name: flaw for name, flaw in flaws.items() if flaw}
+
+    @cached_property
+    def shown(self) -> dict[str, Column]:
+        """The scores that figures draw: at most `MOST_CURVES`, those with the lowest AURC."""
+        ranked = sorted(self.scores, key=lambda name: (name in self.flaws, self.risk_coverage(name).aurc))
+        return {name: column for name, column in self.scores.items() if name in ranked[:MOST_CURVES]}
+
+    @property
+    def shown_note(self) -> str:
+        """Which scores figures draw; empty if they draw all of them."""
+        count = len(self.scores)
+        if count <= MOST_CURVES:
+            return ""
+        return f" Drawn: the {MOST_CURVES} of {count} scores with the lowest AURC."
 
     def interval(self, score: str, metric: str) -> Sequence[float] | None:
         """Return the bootstrap interval of a metric, if the evaluation has one."""
@@ -201,47 +218,56 @@ def _numbers(values: Metrics) -> dict[str, float]:
 
 
 def risk_coverage(files: Artifacts, group: Group) -> str:
-    """Write the risk–coverage curves of all scores."""
-    curves = {column.label: group.risk_coverage(name) for name, column in group.scores.items()}
+    """Write the risk–coverage curves of the best scores."""
+    curves = {column.label: group.risk_coverage(name) for name, column in group.shown.items()}
     alternative = f"Risk over coverage of {', '.join(curves)}, {group.title}"
     figure = risk_coverage_figure(curves)
-    return files.figure(f"risk-coverage-{group.name}", figure, alternative, CAPTIONS["risk"])
+    return files.figure(
+        f"risk-coverage-{group.name}", figure, alternative, CAPTIONS["risk"] + group.shown_note
+    )
 
 
 def reliability(files: Artifacts, group: Group) -> str:
     """Write the reliability curves at every K, one plot per score."""
     curves = {
         column.label: {k: group.reliability(name, k) for k in group.ks}
-        for name, column in group.scores.items()
+        for name, column in group.shown.items()
     }
     figure = reliability_figure(curves, columns=min(2, len(curves)))
     alternative = f"Reliability curves of {', '.join(curves)}, {group.title}"
-    return files.figure(f"reliability-{group.name}", figure, alternative, CAPTIONS["reliability"])
+    return files.figure(
+        f"reliability-{group.name}", figure, alternative, CAPTIONS["reliability"] + group.shown_note
+    )
 
 
 def histograms(files: Artifacts, group: Group) -> str:
     """Write the histograms of each score for correct and incorrect top matches."""
-    scores = {column.label: column.query for column in group.scores.values()}
+    scores = {column.label: column.query for column in group.shown.values()}
     figure = score_histogram_figure(scores, group.success)
     alternative = f"Histograms of {', '.join(scores)} for correct and incorrect matches, {group.title}"
-    return files.figure(f"histograms-{group.name}", figure, alternative, CAPTIONS["histograms"])
+    return files.figure(
+        f"histograms-{group.name}", figure, alternative, CAPTIONS["histograms"] + group.shown_note
+    )
 
 
 def ece_bars(files: Artifacts, group: Group) -> str:
     """Write the bars of ECE@K of every score."""
     errors = {
         column.label: {k: group.values[name][f"ECE@{k}"] for k in group.ks}
-        for name, column in group.scores.items()
+        for name, column in group.shown.items()
     }
     alternative = f"Bars of ECE at several K for {', '.join(errors)}, {group.title}"
     return files.figure(
-        "ece-bars", ece_bars_figure(errors, group.ks), alternative, f"{CAPTIONS['bars']} {ECE_NOTE}"
+        "ece-bars",
+        ece_bars_figure(errors, group.ks),
+        alternative,
+        f"{CAPTIONS['bars']} {ECE_NOTE}{group.shown_note}",
     )
 
 
 def ece_sensitivity(files: Artifacts, group: Group) -> str:
     """Write ECE@1 for other numbers of bins, clamps and zoom."""
-    surfaces = {column.label: group.surface(name) for name, column in group.scores.items()}
+    surfaces = {column.label: group.surface(name) for name, column in group.shown.items()}
     alternative = f"ECE@1 over the number of bins, with and without zoom, for {', '.join(surfaces)}"
     figure = ece_sensitivity_figure(surfaces)
-    return files.figure("ece-sensitivity", figure, alternative, CAPTIONS["sensitivity"])
+    return files.figure("ece-sensitivity", figure, alternative, CAPTIONS["sensitivity"] + group.shown_note)

@@ -6,21 +6,18 @@ import base64
 import html
 import io
 import json
-import re
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from PIL import Image
-
-from kappaplace.files import make_folder, write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_SERVED = Path(__file__).parents[1] / "serve" / "page"
 
 
 def template(name: str) -> str:
@@ -32,25 +29,101 @@ CAPTIONS: Mapping[str, str] = json.loads(template("captions.json"))
 """Captions that explain how to read each table and figure."""
 
 
+def tokens() -> str:
+    """Return the colors of the page of `kappaplace serve`, light and dark, which reports share."""
+    style = (_SERVED / "style.css").read_text(encoding="utf-8")
+    return style[style.index(":root {") : style.index("\n* {")]
+
+
 def page(title: str, lead: str, sections: Sequence[str]) -> str:
     """Return a page.
 
     Args:
         title: Title of the page.
-        lead: Text below the title.
+        lead: Summary below the title.
         sections: HTML of the content, from the functions below.
 
     Returns:
         The whole page.
     """
+    icon = icon_url()
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>\n{template('page.css')}</style>\n</head>\n<body>\n"
-        f'<h1>{html.escape(title)}</h1>\n<p class="lead">{html.escape(lead)}</p>\n'
+        f'<title>{html.escape(title)}</title>\n<link rel="icon" href="{icon}">\n'
+        f"<style>\n{tokens()}{template('page.css')}</style>\n</head>\n<body>\n"
+        f'<header class="top"><img alt="KappaPlace" src="{icon}" width="26" height="26">KappaPlace</header>\n'
+        f'<main>\n<h1>{html.escape(title)}</h1>\n<p class="lead">{html.escape(lead)}</p>\n'
         + "\n".join(sections)
-        + "\n</body>\n</html>\n"
+        + "\n</main>\n</body>\n</html>\n"
     )
+
+
+def icon_url() -> str:
+    """Return the icon of KappaPlace as a data URL."""
+    return image_url((_SERVED / "icon.svg").read_bytes(), "svg+xml")
+
+
+def image_url(image: bytes, kind: str) -> str:
+    """Return an image as a data URL.
+
+    Args:
+        image: The encoded image.
+        kind: Its format: png, jpeg or svg+xml.
+
+    Returns:
+        The URL.
+    """
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode('ascii')}"
+
+
+def counts(numbers: Mapping[str, tuple[str, int]]) -> str:
+    """Return counts side by side, such as the number of accepted answers.
+
+    Args:
+        numbers: Kind of frame (accept, doubtful, reject, or empty) and count by name.
+
+    Returns:
+        HTML of the list.
+    """
+    items = "".join(
+        f'<li class="{kind}"><strong>{count:,}</strong> {html.escape(name)}</li>'
+        for name, (kind, count) in numbers.items()
+    )
+    return f'<ul class="counts">{items}</ul>'
+
+
+def chapter(
+    title: str, pieces: Sequence[str], anchor: str, opened: bool = False, badge: tuple[str, str] = ("", "")
+) -> str:
+    """Return a chapter that folds; a link to its anchor unfolds it.
+
+    Args:
+        title: Title, which stays visible.
+        pieces: HTML of the content.
+        anchor: Target of links.
+        opened: Whether the chapter is unfolded at first.
+        badge: Kind (accept, doubtful, reject or empty) and text of a mark beside the title. Default: none.
+
+    Returns:
+        HTML of the chapter.
+    """
+    mark = " open" if opened else ""
+    inner = "\n".join(pieces)
+    sign = f'<span class="badge {badge[0]}">{html.escape(badge[1])}</span>' if badge[1] else ""
+    return (
+        f"<details{mark}><summary>{sign}<h2>{html.escape(title)}</h2></summary>\n"
+        f'<div class="inside" id="{html.escape(anchor)}">\n{inner}\n</div></details>'
+    )
+
+
+def short(value: float) -> str:
+    """Return a number with three digits and without an exponent; a dash if it is not finite."""
+    if not math.isfinite(value):
+        return "–"
+    if 0 < abs(value) < 0.001:
+        return "<0.001" if value > 0 else "−0.000"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def heading(text: str, anchor: str = "", level: int = 2) -> str:
@@ -154,7 +227,7 @@ class Table:
         # Not a <caption>: it would be as wide as the table, which may be wider than the screen.
         caption = f'<p class="caption">{html.escape(self.caption)}</p>' if self.caption else ""
         inner = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
-        return f'{caption}<div class="scroll"><table{kind}>{inner}</table></div>'
+        return f'{caption}<div class="scroll" tabindex="0"><table{kind}>{inner}</table></div>'
 
     def latex(self) -> str:
         r"""Return the table as a LaTeX environment; the document needs \usepackage{booktabs}."""
@@ -206,23 +279,36 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool =
     return Table(tuple(header), tuple(tuple(map(Cell, row)) for row in rows), words=words).html()
 
 
-def picture(png: bytes, alternative: str, caption: str, kind: str = "png") -> str:
-    """Return a figure with its caption.
+def picture(image: bytes, alternative: str, caption: str, kind: str = "png") -> str:
+    """Return a figure with its caption, in its natural size or as wide as the screen.
 
     Args:
-        png: The image.
+        image: The image.
         alternative: Text for readers who cannot see it.
         caption: Explanation of how to read the figure.
-        kind: Format of the image: png or jpeg.
+        kind: Format of the image: png, jpeg or svg+xml.
 
     Returns:
         HTML of the figure.
     """
-    data = base64.b64encode(png).decode("ascii")
     return (
-        f'<figure><img alt="{html.escape(alternative)}" src="data:image/{kind};base64,{data}">'
+        f'<figure><img alt="{html.escape(alternative)}" src="{image_url(image, kind)}">'
         f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     )
+
+
+def drawing(figure: Figure, alternative: str, caption: str) -> str:
+    """Return a matplotlib figure as SVG with its caption.
+
+    Args:
+        figure: The figure.
+        alternative: Text for readers who cannot see it.
+        caption: Explanation of how to read the figure.
+
+    Returns:
+        HTML of the figure.
+    """
+    return picture(svg_of(figure), alternative, caption, "svg+xml")
 
 
 def card(kind: str, name: str, source: str, captions: Sequence[str], alternative: str = "") -> str:
@@ -258,95 +344,4 @@ def svg_of(figure: Figure, dpi: int = 130) -> bytes:
 
     buffer = io.BytesIO()  # the style contains the salt of names inside the file
     styled(figure.savefig)(buffer, format="svg", dpi=dpi, metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
-
-
-DPI = 150
-PHOTO_DPI = 110
-"""Resolution of galleries, which matches that of their thumbnails."""
-COLORS = 128
-"""Number of colors of a drawing, which reduces its size to a third. Photographs keep all colors."""
-MOST_BYTES = 7_500_000
-"""Maximum size of all images in a page: more is slow on a phone. Further images are only separate files."""
-
-
-class Artifacts:
-    """Output files of a report: every method writes figures or tables to the folder and returns HTML."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = make_folder(folder)
-        self.figures = make_folder(self.folder / "figures")
-        self.tables = make_folder(self.folder / "tables")
-        self._names: set[str] = set()
-        self._remaining = MOST_BYTES
-
-    def figure(self, name: str, figure: Figure, alternative: str, caption: str) -> str:
-        """Write a figure, and return it as HTML.
-
-        Args:
-            name: Name of the files.
-            figure: The figure.
-            alternative: Text for readers who cannot see it.
-            caption: Explanation of how to read the figure.
-
-        Returns:
-            HTML of the figure, or a note with the name of the file if the page is full.
-        """
-        file, png = self._save(name, figure, DPI, COLORS)
-        return self._fitted(picture(png, alternative, caption), file)
-
-    def piece(self, name: str, figure: Figure, page: str) -> str:
-        """Write a figure, and return the HTML of ``page``, which shows the same in another form."""
-        file, _ = self._save(name, figure, PHOTO_DPI)
-        return self._fitted(page, file)
-
-    def table(self, name: str, table: Table) -> str:
-        """Write a table as LaTeX, and return it as HTML."""
-        write_file(self.folder / f"{self._free(f'tables/{slug(name)}')}.tex", table.latex(), sync=False)
-        return table.html()
-
-    def page(self, text: str) -> Path:
-        """Write report.html after its files, then delete the files of an earlier report; return its path."""
-        file = self.folder / "report.html"
-        write_file(file, text, sync=False)
-        for old in (*self.figures.glob("*.png"), *self.figures.glob("*.svg"), *self.tables.glob("*.tex")):
-            if f"{old.parent.name}/{old.stem}" not in self._names:
-                old.unlink()
-        return file
-
-    def _save(self, name: str, figure: Figure, dpi: int, colors: int | None = None) -> tuple[str, bytes]:
-        stem = self._free(f"figures/{slug(name)}")
-        png = png_of(figure, dpi)
-        if colors:
-            png = _fewer_colors(png, colors)
-        figure.set_layout_engine("none")  # the layout is done; repeating it would double the time
-        write_file(self.folder / f"{stem}.png", png, sync=False)
-        write_file(self.folder / f"{stem}.svg", svg_of(figure, dpi), sync=False)
-        return f"{stem}.png", png
-
-    def _fitted(self, piece: str, file: str) -> str:
-        if len(piece) > self._remaining:
-            return paragraph(f"To keep this page small, this figure is only in {file}.", small=True)
-        self._remaining -= len(piece)
-        return piece
-
-    def _free(self, stem: str) -> str:
-        """Return a name that is not in use: names may differ only in characters that file names lack."""
-        name, count = stem, 1
-        while name in self._names:
-            count += 1
-            name = f"{stem}-{count}"
-        self._names.add(name)
-        return name
-
-
-def slug(text: str) -> str:
-    """Return a name of letters, digits, dots and dashes, which every file system accepts."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "unnamed"
-
-
-def _fewer_colors(png: bytes, colors: int) -> bytes:
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    buffer = io.BytesIO()
-    image.quantize(colors, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

@@ -1,43 +1,41 @@
-"""HTML pages of queries with their matches: answers of a map, positions of photos, and labelling.
-
-The labelling page loads nothing from other hosts, and its content security policy forbids it. Images are
-embedded, and scripts and styles must match their hashes. The browser stores every answer.
-"""
+"""HTML pages of queries with their matches: answers of a map, and positions of photos."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
-import json
+import io
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from kappaplace.data import thumbnail
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
-from kappaplace.maps import (
-    Geotags,
-    Localization,
-    MapStore,
-    Match,
-    PhotoTag,
-    PlaceMap,
-    Sheet,
-    head_lines,
-    match_picture,
-    query_picture,
-)
+from kappaplace.maps import Geotags, Localization, MapStore, Match, PhotoTag
 from kappaplace.progress import track
-from kappaplace.reports.figures import COLORS, RIGHT, WIDTH, new_figure, styled
-from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table, template
+from kappaplace.reports.figures import COLORS, WIDTH, new_figure, styled
+from kappaplace.reports.html import (
+    card,
+    chapter,
+    counts,
+    drawing,
+    heading,
+    image_url,
+    page,
+    paragraph,
+    picture,
+    short,
+    table,
+)
 from kappaplace.reports.pairs import evidence_jpeg
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from kappaplace.maps import PlaceMap
@@ -45,19 +43,31 @@ if TYPE_CHECKING:
 CARDS = 3
 MOST_ANSWERS = 200
 """Maximum number of answers on a page; browsers are slow with more images."""
+MOST_LISTED = 12
+"""Maximum number of answers that are listed; more of them are folded into a chapter per decision."""
+MOST_EVIDENCE = 24
+"""Maximum number of answers with matched patches, which take time to compute."""
 MOST_REFERENCES = 20_000
+FILM_SIZE = (180, 135)
+"""Size of a query in the filmstrip, in pixels."""
 TAG_FRAMES = {"accepted": "right", "between": "right", "implausible": "wrong"}
 """Frame of a photo by its status; gray for photos without a new position."""
 TRUST = (
     "Green: the position is written with --apply. Red: the answer was accepted, but it contradicts photos "
     "taken shortly before or after. Gray: the answer is not certain enough, and nothing is written."
 )
-FRAMES = {"accept": "right", "reject": "wrong"}
-"""Frame of each decision; a doubtful match, or one without a decision, has a gray frame."""
+FRAMES = {"accept": "right", "doubtful": "doubtful", "reject": "wrong"}
+"""Frame of each decision; a match without a decision has a gray frame."""
+OUTCOMES = {"accept": "accepted", "doubtful": "doubtful", "reject": "rejected", None: "without a decision"}
+STYLES = {"accept": ("#0b7a41", "o"), "doubtful": ("#b86e00", "^"), None: (COLORS[0], "o")}
+"""Color and marker of an estimated position; rejected answers have none."""
 
 
 def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: str | Path) -> None:
     """Write answers as one HTML page, which shows the first `MOST_ANSWERS` of them.
+
+    A sentence and the number of decisions come first, then all queries as a filmstrip, a map, and one answer
+    per folded chapter.
 
     Args:
         place_map: Map that was queried.
@@ -65,18 +75,51 @@ def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: st
         file: HTML file to write.
     """
     store, shown = place_map.store, answers[:MOST_ANSWERS]
-    sections = [paragraph(note, small=True) for note in dict.fromkeys(n for a in answers for n in a.notes)]
+    number = Counter(answer.decision for answer in answers)
+    sections = []
+    if len(answers) > 1:
+        names = {OUTCOMES[key]: (key or "", count) for key in OUTCOMES if (count := number[key]) or key}
+        sections.append(counts(names) if number[None] < len(answers) else "")
+    sections += [paragraph(note, small=True) for note in dict.fromkeys(n for a in answers for n in a.notes)]
     if len(shown) < len(answers):
-        sections.append(
-            paragraph(f"The first {len(shown):,} of {len(answers):,} answers are shown.", small=True)
-        )
-    sections += [_overview(store, shown)] if len(shown) > 1 else []
-    for answer in shown:
-        sections += _answer(place_map, answer, only=len(shown) == 1)
-    queries = "1 query" if len(answers) == 1 else f"{len(answers):,} queries"
-    lead = f"{queries} in a map of {len(store):,} references"
-    text = page(f"Where was this? {store.manifest.name}".strip(), lead, sections)
+        text = f"The first {len(shown):,} of {len(answers):,} answers are shown."
+        sections.append(paragraph(text, small=True))
+    if len(shown) > 1:
+        sections += [_film(shown), _overview(store, shown)]
+    pieces = []
+    with track("Writing the page", len(shown)) as bar:
+        for position, answer in enumerate(shown):
+            pieces.append(_answer(place_map, answer, position, only=len(shown) == 1))
+            bar.advance()
+    sections += pieces if len(shown) <= MOST_LISTED else _by_decision(shown, pieces)
+    text = page(f"Where was this? {store.manifest.name}".strip(), _summary(answers, len(store)), sections)
     write_file(Path(file), text.encode("utf-8", "backslashreplace"))
+
+
+def _by_decision(answers: Sequence[Localization], pieces: Sequence[str]) -> list[str]:
+    """Return one chapter per decision, so that many answers do not make the page long."""
+    chapters = []
+    for decision, outcome in OUTCOMES.items():
+        rows = [row for row, answer in enumerate(answers) if answer.decision == decision]
+        if rows:
+            title = f"{len(rows):,} {outcome}"
+            chapters.append(chapter(title, [pieces[row] for row in rows], f"decision-{decision or 'none'}"))
+    return chapters
+
+
+def _summary(answers: Sequence[Localization], references: int) -> str:
+    """Return what a reader wants to know first: the answer, or how many of them can be used."""
+    if len(answers) == 1:
+        return answers[0].sentence
+    number = Counter(answer.decision for answer in answers)
+    text = f"{len(answers):,} queries in a map of {references:,} references"
+    if not answers or number[None] == len(answers):
+        return f"{text}. The map is not calibrated, so no answer has a decision."
+    parts = [f"{number[key]:,} {outcome}" for key, outcome in OUTCOMES.items() if key or number[key]]
+    text = f"{text}: {', '.join(parts[:-1])} and {parts[-1]}."
+    if any(answer.guaranteed for answer in answers):
+        text += " The risk of accepted answers is guaranteed by labelled queries."
+    return text
 
 
 def write_geotags(place_map: PlaceMap, geotags: Geotags, file: str | Path) -> None:
@@ -126,31 +169,65 @@ def _photo(store: MapStore, geotags: Geotags, tag: PhotoTag) -> list[str]:
     ]
 
 
+def _film(answers: Sequence[Localization]) -> str:
+    """Return every query as a small image with its decision, linked to its answer."""
+    frames = []
+    for position, answer in enumerate(answers):
+        name = html.escape(PurePath(answer.query).name)
+        small = thumbnail(answer.query)
+        inner = '<div class="gone"></div>'
+        if small is not None:
+            buffer = io.BytesIO()
+            Image.fromarray(small.pixels).resize(FILM_SIZE).save(buffer, "JPEG", quality=70)
+            inner = f'<img alt="" src="{image_url(buffer.getvalue(), "jpeg")}" loading="lazy">'
+        mark = html.escape(_mark(answer))
+        frames.append(
+            f'<a class="{answer.decision or ""}" href="#answer-{position}">{inner}{name}<br>{mark}</a>'
+        )
+    return f'<div class="film" tabindex="0" role="group" aria-label="All queries">{"".join(frames)}</div>'
+
+
+def _mark(answer: Localization) -> str:
+    """Return decision and probability of an answer, as far as they are known."""
+    probability = "" if answer.probability is None else f"{100 * answer.probability:.0f}%"
+    return " · ".join(part for part in (answer.decision or "", probability) if part) or "no decision"
+
+
 def _overview(store: MapStore, answers: Sequence[Localization]) -> str:
     figure = map_figure(store, answers, matches=False)
-    caption = "Gray: the map. Colored: estimated positions. Green is accepted, a cross is rejected."
-    return "" if figure is None else picture(png_of(figure), "Map with all answers", caption)
+    caption = "The map (gray) with the estimated positions. Rejected answers have no position."
+    return "" if figure is None else drawing(figure, "Map with all answers", caption)
 
 
-def _answer(place_map: PlaceMap, answer: Localization, only: bool) -> list[str]:
+def _answer(place_map: PlaceMap, answer: Localization, position: int, only: bool) -> str:
     store, name = place_map.store, PurePath(answer.query).name
-    pieces = [heading(name), paragraph(answer.sentence)]
-    words = [f"κ {answer.kappa:,.3g}"] if np.isfinite(answer.kappa) else []
+    words = [f"κ {short(answer.kappa)}"] if np.isfinite(answer.kappa) else []
     cards = [card("query", name, picture_data(answer.query, None), ["query", *words])]
     for match in answer.matches[:CARDS]:
         frame = FRAMES.get(match.decision or "", "query")
         captions = [f"{match.rank}. similarity {match.similarity:.3f}"]
         captions += [f"probability {match.probability:.2f}"] if match.probability is not None else []
-        captions += [f"({match.x:,.1f}, {match.y:,.1f})"] if np.isfinite(match.x) else ["no position"]
+        captions.append(_place(match))
         image = picture_data(match.image, store.thumbnail(match.reference))
         cards.append(card(frame, PurePath(match.name).name, image, captions))
+    pieces = [] if only else [paragraph(answer.sentence)]
     pieces.append(f'<div class="row">{"".join(cards)}</div>')
-    pieces += _evidence(place_map, answer)
+    pieces += _evidence(place_map, answer) if position < MOST_EVIDENCE else []
     if only and (figure := map_figure(store, [answer])) is not None:
-        caption = "Gray: the map. Blue: the matches; higher ranks are larger. Star: the estimated position."
-        pieces.append(picture(png_of(figure), "Map with the matches", caption))
+        caption = "The map with the matches (higher ranks are larger) and the estimated position."
+        if answer.radius is not None and answer.radius_level is not None:
+            caption += f" Circle: the true position is inside with {answer.radius_level:.0%} probability."
+        pieces.append(drawing(figure, "Map with the matches", caption))
     pieces.append(_table(answer))
-    return pieces
+    if only:
+        return "\n".join(pieces)
+    return chapter(name, pieces, f"answer-{position}", badge=(answer.decision or "", _mark(answer)))
+
+
+def _place(match: Match) -> str:
+    if np.isfinite(match.latitude):
+        return f"{match.latitude:.5f}, {match.longitude:.5f}"
+    return f"({match.x:,.1f}, {match.y:,.1f})" if np.isfinite(match.x) else "no position"
 
 
 def _evidence(place_map: PlaceMap, answer: Localization) -> list[str]:
@@ -172,23 +249,20 @@ def _evidence(place_map: PlaceMap, answer: Localization) -> list[str]:
 
 
 def _table(answer: Localization) -> str:
-    header = ["match", "similarity", "κ", "uncertainty", "probability", "decision", "x", "y"]
+    header = ["match", "similarity", "κ", "uncertainty", "probability", "decision", "position"]
     rows = [
-        [m.name, f"{m.similarity:.4f}", _number(m.kappa), f"{m.uncertainty:.4g}", *_shown(m)]
+        [
+            m.name,
+            f"{m.similarity:.3f}",
+            short(m.kappa),
+            short(m.uncertainty),
+            "–" if m.probability is None else f"{m.probability:.3f}",
+            m.decision or "–",
+            _place(m),
+        ]
         for m in answer.matches
     ]
     return table(header, rows)
-
-
-def _shown(m: Match) -> list[str]:
-    probability = "–" if m.probability is None else f"{m.probability:.3f}"
-    return [probability, m.decision or "–", _number(m.x, 1), _number(m.y, 1)]
-
-
-def _number(value: float, digits: int | None = None) -> str:
-    if not np.isfinite(value):
-        return "–"
-    return f"{value:,.3g}" if digits is None else f"{value:,.{digits}f}"
 
 
 def picture_data(path: str, small: bytes | None) -> str:
@@ -204,7 +278,7 @@ def picture_data(path: str, small: bytes | None) -> str:
     if small is None:
         image = thumbnail(path)
         return "" if image is None else image.data
-    return "data:image/jpeg;base64," + base64.b64encode(small).decode("ascii")
+    return image_url(small, "jpeg")
 
 
 @styled
@@ -227,119 +301,48 @@ def map_figure(store: MapStore, answers: Sequence[Localization], *, matches: boo
     ground = positions[np.linspace(0, last, count).round().astype(np.int64)] - origin
     figure = new_figure(WIDTH, WIDTH)
     axis = figure.subplots()
-    axis.scatter(ground[:, 0], ground[:, 1], s=4, color="#b5b5b5", linewidths=0, rasterized=True)
+    axis.scatter(
+        ground[:, 0], ground[:, 1], s=4, color="#9aa5b1", linewidths=0, rasterized=True, label="references"
+    )
     for answer in answers:
         points = np.array([[m.x, m.y] for m in answer.matches if np.isfinite(m.x)]).reshape(-1, 2) - origin
         if matches and len(points):
             sizes = np.linspace(60, 12, len(points))
-            axis.scatter(points[:, 0], points[:, 1], s=sizes, color=COLORS[0], linewidths=0, alpha=0.8)
-        if answer.pose is not None:
-            x, y = answer.pose.x - origin[0], answer.pose.y - origin[1]
-            accepted, rejected = answer.decision == "accept", answer.decision == "reject"
-            color = RIGHT if accepted else COLORS[1]
-            axis.scatter([x], [y], s=90, marker="x" if rejected else "*", color=color, zorder=3)
+            axis.scatter(
+                points[:, 0], points[:, 1], s=sizes, color=COLORS[5], linewidths=0, alpha=0.9, label="matches"
+            )
+    for decision, (color, marker) in STYLES.items():
+        poses = [a.pose for a in answers if a.pose is not None and a.decision == decision]
+        points = np.array([[pose.x, pose.y] for pose in poses]).reshape(-1, 2) - origin
+        if len(points):
+            name = (
+                f"{decision or 'estimated'} ({len(points):,})" if len(answers) > 1 else "estimated position"
+            )
+            axis.plot(
+                points[:, 0],
+                points[:, 1],
+                marker,
+                ms=7,
+                color=color,
+                mec="white",
+                mew=0.8,
+                label=name,
+                zorder=3,
+            )
+    if matches:
+        for answer in answers:
+            _radius(axis, answer, origin)
     axis.set_aspect("equal", adjustable="datalim")
     axis.set(xlabel=f"metres east of {origin[0]:,.0f}", ylabel=f"metres north of {origin[1]:,.0f}")
     axis.locator_params(nbins=5)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
-@dataclass(frozen=True)
-class Question:
-    """One query with its match. Images are JPEG, or None if they cannot be opened."""
+def _radius(axis: Axes, answer: Localization, origin: NDArray[np.float64]) -> None:
+    """Draw the circle that contains the true position with a known probability."""
+    from matplotlib.patches import Circle
 
-    order: int
-    query: str
-    match: str
-    label: str
-    query_picture: bytes | None
-    match_picture: bytes | None
-
-
-def label_page(
-    questions: Sequence[Question], *, title: str, radius: float, sample: str, head: Sequence[str], file: str
-) -> str:
-    """Return the page as text.
-
-    Args:
-        questions: Queries with their matches.
-        title: Title of the page.
-        radius: Distance in metres within which two images show the same place.
-        sample: Identifier of the sample, under which the browser stores the answers.
-        head: Lines of the labels file before its columns.
-        file: Name of the labels file.
-
-    Returns:
-        HTML of the page.
-    """
-    data = {
-        "sample": sample,
-        "head": list(head),
-        "file": file,
-        "rows": [[q.order, q.query, q.match, q.label] for q in questions],
-        "pictures": [[_data(q.query_picture), _data(q.match_picture)] for q in questions],
-    }
-    text = json.dumps(data).replace("<", "\\u003c")
-    style, script = template("label.css"), template("label.js")
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    page = template("label.html").replace("%POLICY%", policy).replace("%STYLE%", style)
-    page = page.replace("%SCRIPT%", script).replace("%TITLE%", html.escape(title))
-    return page.replace("%RADIUS%", f"{radius:g}").replace("%DATA%", text)
-
-
-def _data(jpeg: bytes | None) -> str:
-    return "" if jpeg is None else "data:image/jpeg;base64," + base64.b64encode(jpeg).decode("ascii")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
-
-
-PIXELS = 480
-"""Longer side of each image in pixels."""
-
-
-def write_label_page(place_map: PlaceMap, sheet: Sheet, page: str | Path, labels_name: str) -> int:
-    """Write a page for labelling the matches of a sheet in a browser.
-
-    Args:
-        place_map: Map that was queried.
-        sheet: Queries with their matches, sampled by `PlaceMap.label`.
-        page: HTML file to write.
-        labels_name: Name under which the page saves the labels.
-
-    Returns:
-        Number of images that cannot be opened.
-
-    Raises:
-        KappaPlaceError: If the queries were not sampled at random, or no image of the map can be opened.
-    """
-    if sheet.sampling is None:
-        raise KappaPlaceError("Labelling pages need queries sampled at random. Run `kappaplace map label`.")
-    questions = []
-    with track("Resizing images", len(sheet.rows)) as bar:
-        for position, row in enumerate(sheet.rows):
-            pictures = (
-                query_picture(sheet, position, PIXELS),
-                match_picture(place_map, sheet, position, PIXELS),
-            )
-            questions.append(Question(row.order, row.query, row.match, row.label, *pictures))
-            bar.advance()
-    if all(question.match_picture is None for question in questions):
-        raise KappaPlaceError(
-            f'None of the images of the map can be opened, for example "{questions[0].match}". Restore '
-            "them, or build the map with --thumbnails."
-        )
-    text = label_page(
-        questions,
-        title=f"Labels for {sheet.sampling.map}",
-        radius=place_map.manifest.radius,
-        sample=sheet.sampling.sample,
-        head=head_lines(sheet),
-        file=labels_name,
-    )
-    write_file(Path(page), text.encode("utf-8", "backslashreplace"))
-    return sum((q.query_picture is None) + (q.match_picture is None) for q in questions)
+    if answer.pose is not None and answer.radius is not None:
+        center = (answer.pose.x - origin[0], answer.pose.y - origin[1])
+        axis.add_patch(Circle(center, answer.radius, fill=False, color=STYLES["accept"][0], linewidth=1.2))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePath
@@ -15,7 +16,19 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, write_file
 from kappaplace.maps import LEVELS, FitRecord, KappaCheck, read_record
 from kappaplace.reports.figures import COLORS, WIDTH, WRONG, new_figure, plain, styled
-from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, svg_of, table
+from kappaplace.reports.html import (
+    card,
+    counts,
+    drawing,
+    grid,
+    heading,
+    page,
+    paragraph,
+    png_of,
+    short,
+    svg_of,
+    table,
+)
 from kappaplace.reports.localization import picture_data
 
 if TYPE_CHECKING:
@@ -56,20 +69,35 @@ class Example:
 
 
 @styled
-def summary_figure(facts: FitFacts) -> Figure:
-    """Draw four plots: κ and descriptors against degradation, the loss, and the probabilities."""
-    figure = new_figure(9.2, 6.6)
-    (kappa, close), (loss, promise) = figure.subplots(2, 2)
-    _kappa(kappa, facts)
-    _closeness(close, facts)
-    losses = [float(row["loss"]) for row in facts.record.epochs if "loss" in row]
-    loss.plot(range(1, len(losses) + 1), losses, "o-", ms=3, color=COLORS[0])
-    loss.set(title="training", xlabel="epoch", ylabel="negative log-likelihood")
-    loss.locator_params(axis="x", integer=True)
-    _reliability(promise, facts)
-    handles, labels = kappa.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
+def fit_figure(facts: FitFacts, *draw: Callable[[Axes, FitFacts], None]) -> Figure:
+    """Draw one or four plots of a fit, four in two columns.
+
+    Args:
+        facts: The fit.
+        draw: Functions that draw a plot each. Default: all of them.
+
+    Returns:
+        The figure.
+    """
+    plots = draw or tuple(PLOTS)
+    single = len(plots) == 1
+    figure = new_figure(WIDTH if single else 2 * WIDTH, 3.0 if single else 6.6)
+    for axis, each in zip(
+        np.ravel(figure.subplots(1 if single else 2, len(plots) // 2 or 1)), plots, strict=True
+    ):
+        each(axis, facts)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        columns = 3 if single else len(labels)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
     return figure
+
+
+def _loss(axis: Axes, facts: FitFacts) -> None:
+    losses = [float(row["loss"]) for row in facts.record.epochs if "loss" in row]
+    axis.plot(range(1, len(losses) + 1), losses, "o-", ms=3, color=COLORS[0])
+    axis.set(title="training", xlabel="epoch", ylabel="negative log-likelihood")
+    axis.locator_params(axis="x", integer=True)
 
 
 def _kappa(axis: Axes, facts: FitFacts) -> None:
@@ -84,8 +112,8 @@ def _kappa(axis: Axes, facts: FitFacts) -> None:
 
 def _closeness(axis: Axes, facts: FitFacts) -> None:
     levels = [0.0, *LEVELS]
-    for number, cosines in enumerate(facts.check.closeness.values()):
-        axis.plot(levels, [1.0, *cosines], marker=_marker(number), color=_color(number), ms=4)
+    for number, (kind, cosines) in enumerate(facts.check.closeness.items()):
+        axis.plot(levels, [1.0, *cosines], label=kind, marker=_marker(number), color=_color(number), ms=4)
     axis.set(title="descriptors of held-out images", xlabel="level of degradation")
     axis.set(ylabel="cosine to the original", ylim=(min(0.0, axis.get_ylim()[0]), 1.02))
 
@@ -103,6 +131,17 @@ def _reliability(axis: Axes, facts: FitFacts) -> None:
     axis.scatter(probability, correct, s=sizes, color=COLORS[0], linewidths=0, alpha=0.8)
 
 
+PLOTS = {
+    _kappa: "Median κ of held-out images against degradation. The gray band contains the middle half of the "
+    "undegraded images. κ should fall where the descriptor changes.",
+    _closeness: "How far degradation moves the descriptor, which κ should follow.",
+    _loss: "The loss, which should level off.",
+    _reliability: "Probability against the fraction of correct matches on held-out examples. A calibrated "
+    "map follows the dashed line.",
+}
+"""The plots with their captions."""
+
+
 def _marker(number: int) -> str:
     return _MARKERS[number % len(_MARKERS)]
 
@@ -113,22 +152,18 @@ def _color(number: int) -> str:
 
 def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Example]) -> str:
     """Return the page: a verdict, the figure, a table, and references of high and low κ."""
-    sections = [paragraph(line) for line in verdict(facts)]
-    caption = (
-        "Top left: median κ of held-out images against degradation. The gray band contains the middle half "
-        "of the undegraded images. κ should fall where the descriptor changes (top right). Bottom left: the "
-        "loss, which should level off. Bottom right: probability against the fraction of correct matches on "
-        "held-out examples. A calibrated map follows the dashed line."
-    )
-    sections.append(
-        picture(png_of(summary_figure(facts)), "κ against degradation, loss, probabilities", caption)
-    )
+    first, *others = verdict(facts)
+    sections = [paragraph(line) for line in others]
+    figures = []
+    for draw, caption in PLOTS.items():
+        figures.append(drawing(fit_figure(facts, draw), caption.split(".")[0], caption))
+    sections.append(grid(figures))
     header = ["degradation", "rank correlation", *(f"κ at {level:g}" for level in (0, *LEVELS))]
     rows = [
         [
             kind,
             _signed(facts.check.by_kind[kind]),
-            *(_number(v) for v in (facts.check.clean[1], *(r[1] for r in values))),
+            *(short(v) for v in (facts.check.clean[1], *(r[1] for r in values))),
         ]
         for kind, values in facts.check.kinds.items()
     ]
@@ -142,30 +177,47 @@ def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Examp
         if examples:
             sections.append(heading(f"{title} in the map"))
             cards = "".join(
-                card("", each.name, each.data, [each.name, f"κ {_number(each.kappa)}"]) for each in examples
+                card("", each.name, each.data, [each.name, f"κ {short(each.kappa)}"]) for each in examples
             )
             sections.append(f'<div class="row">{cards}</div>')
     if facts.calibrated:
         sections.append(heading("Self-calibration"))
         sections += [paragraph(line) for line in facts.calibrated]
     record = facts.record
-    lead = (
-        f"{record.images:,} of {record.references:,} images, {record.views} degraded views per image, "
-        f"{record.seconds:,.0f} s, no labels"
+    sections.append(
+        paragraph(
+            f"Fitted on {record.images:,} of {record.references:,} images with {record.views} degraded views "
+            f"per image, in {record.seconds:,.0f} s and without labels.",
+            small=True,
+        )
     )
-    return page(f"κ fitted to the map: {facts.name}".rstrip(": "), lead, sections)
+    return page(f"κ fitted to the map: {facts.name}".rstrip(": "), first, sections)
 
 
 def verdict(facts: FitFacts) -> list[str]:
     """Return whether the fit worked, as text."""
+    check = facts.check
     lines = [
-        f"On {facts.check.images} held-out images, the rank correlation of κ with the level of degradation "
-        f"is {_signed(facts.check.with_level)} (−1 is best), and with the cosine to the original descriptor "
-        f"{_signed(facts.check.with_cosine)} (+1 is best)."
+        f"On {check.images} held-out images, the rank correlation of κ with the level of degradation is "
+        f"{_signed(check.with_level)}{_interval(check.level_interval)} (−1 is best), and with the "
+        f"cosine to the original descriptor {_signed(check.with_cosine)}{_interval(check.cosine_interval)} "
+        "(+1 is best)."
     ]
-    if facts.check.before is not None:
-        change = "better than" if facts.check.with_level < facts.check.before else "not better than"
-        lines.append(f"This is {change} the previous κ of the model ({_signed(facts.check.before)}).")
+    if check.before is not None:
+        low, high = check.change_interval or (-math.inf, math.inf)
+        if check.change_interval is None:
+            change = "The interval of the difference was not recorded"
+        elif high < 0:
+            change = "The fitted κ is better"
+        elif low > 0:
+            change = "The fitted κ is worse"
+        else:
+            change = "The difference is within the uncertainty, so neither is better"
+        difference = check.with_level - check.before
+        lines.append(
+            f"The previous κ of the model has {_signed(check.before)}. {change} (difference "
+            f"{_signed(difference)}{_interval(check.change_interval)})."
+        )
     return lines
 
 
@@ -184,10 +236,8 @@ def fit_verdict(place_map: PlaceMap) -> list[str]:
     return verdict(fit_facts(place_map))
 
 
-def _number(value: float) -> str:
-    if value < 0.01:
-        return "0.00"  # the lower limit: the image has no content left
-    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+def _interval(limits: tuple[float, float] | None) -> str:
+    return "" if limits is None else f" [{_signed(limits[0])}, {_signed(limits[1])}]"
 
 
 def _signed(value: float) -> str:
@@ -220,7 +270,7 @@ def write_fit_report(place_map: PlaceMap, file: str | Path) -> tuple[Path, Path]
     )
     make_folder(file.parent)
     image = file.with_suffix(".png")
-    write_file(image, png_of(summary_figure(facts)))
+    write_file(image, png_of(fit_figure(facts)))
     write_file(file, fit_page(facts, highest, lowest).encode("utf-8", "backslashreplace"))
     return file, image
 
@@ -284,7 +334,7 @@ def drift_figure(monitor: DriftMonitor) -> Figure:
         if monitor.waiting:
             middle = float(np.median(monitor.waiting_values[name]))
             axis.plot([monitor.queries], [middle], "o", color=COLORS[0], markerfacecolor="none")
-        axis.set_ylabel(plain("κ" if name == "kappa" else name))
+        axis.set_ylabel(plain(_name(name)))
     axes[-1].set_xlabel("number of queries")
     axes[-1].set_xlim(left=0)
     return figure
@@ -316,19 +366,35 @@ def write_drift(monitor: DriftMonitor, file: str | Path, title: str) -> None:
 
 
 def _page(monitor: DriftMonitor, figure: Figure, title: str) -> str:
-    sections = [paragraph(warning.sentence) for warning in monitor.drifting]
-    if not sections:
-        text = "No full window yet." if not monitor.history else "The last full window shows no drift."
-        sections = [paragraph(text)]
-    sections.append(picture(png_of(figure), "Signals of incoming queries by window", HOW_TO_READ))
+    warnings = [warning.sentence for warning in monitor.drifting]
+    history = list(monitor.history)
+    lead = "No window is full yet." if not history else "The last full window shows no drift."
+    if warnings:
+        lead = f"The last full window has drifted: {warnings[0]}"
+    drifted = sum(bool(window.warnings) for window in history)
+    numbers = {
+        "queries": ("", monitor.queries),
+        "windows without drift": ("accept", len(history) - drifted),
+        "windows with drift": ("reject", drifted),
+    }
+    sections = [counts(numbers), *(paragraph(text) for text in warnings[1:])]
+    sections.append(drawing(figure, "Signals of incoming queries by window", HOW_TO_READ))
     rows = [
-        [f"{window.queries:,}", _date(window.time), "; ".join(w.sentence for w in window.warnings) or "–"]
-        for window in reversed(monitor.history)
+        [
+            f"{window.queries:,}",
+            _date(window.time),
+            ", ".join(dict.fromkeys(f"{_name(w.signal)} {w.direction}" for w in window.warnings)) or "–",
+        ]
+        for window in reversed(history)
     ]
     if rows:
-        sections.append(table(["number of queries", "full at", "warnings"], rows, words=True))
-    lead = f"{monitor.queries:,} queries in windows of {monitor.window:,}, {monitor.waiting:,} in the current"
-    return page(title, lead, sections)
+        sections += [heading("Windows"), table(["queries so far", "full at", "changes"], rows)]
+    note = f"A window has {monitor.window:,} queries; {monitor.waiting:,} are in the current one."
+    return page(title, lead, [*sections, paragraph(note, small=True)])
+
+
+def _name(signal: str) -> str:
+    return "κ" if signal == "kappa" else signal
 
 
 def _date(seconds: float | None) -> str:

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from kappaplace.files import make_folder, write_file
 from kappaplace.metrics import ECE_NOTE, TIED
 from kappaplace.reports import html
+from kappaplace.reports.artifacts import Artifacts
 from kappaplace.reports.figures import (
     COLORS,
     QUERY,
     RIGHT,
+    WIDTH,
     WRONG,
     ece_bars_figure,
     new_figure,
@@ -24,7 +26,7 @@ from kappaplace.reports.figures import (
     styled,
 )
 from kappaplace.reports.groups import Group, group_of, pooled_group
-from kappaplace.reports.html import CAPTIONS, Artifacts, Cell, Table, page, paragraph, picture, png_of, table
+from kappaplace.reports.html import CAPTIONS, Cell, Table, counts, drawing, page, paragraph, png_of, table
 from kappaplace.reports.tables import DIGITS, MISSING, number
 
 if TYPE_CHECKING:
@@ -86,10 +88,10 @@ def write_slam(run: SlamRun, folder: str | Path) -> Path:
         Path of ``report.html``; ``trajectory.png`` is in the same folder.
     """
     folder = make_folder(folder)
-    figure = new_figure(6.4, 5.2)
+    figure = new_figure(1.3 * WIDTH, 1.15 * WIDTH)
     axis = figure.subplots()
     draw_trajectory(axis, run.poses, run.closer.closures, odometry=run.closer.odometry)
-    axis.legend(loc="best", fontsize=8)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     write_file(folder / "trajectory.png", png_of(figure))
     write_file(folder / "report.html", _page(run, figure))
     return folder / "report.html"
@@ -97,27 +99,28 @@ def write_slam(run: SlamRun, folder: str | Path) -> Path:
 
 def _page(run: SlamRun, figure: Figure) -> str:
     facts = run.facts
+    rejected = facts["proposals"] - facts["accepted"]
+    numbers = {"accepted": ("accept", facts["accepted"]), "rejected": ("reject", rejected)}
     shown = {
         "frames": f"{facts['frames']:,}",
         "distance travelled": f"{facts['metres']:,.0f} m",
         "proposed closures": f"{facts['proposals']:,}",
-        "accepted": f"{facts['accepted']:,}",
         "largest correction": f"{facts['largest_correction']:.1f} m",
     }
     if run.before is not None and run.after is not None:
         for name in ("absolute", "relative"):
             before, after = getattr(run.before, name), getattr(run.after, name)
             shown[f"{name} error, odometry → optimized"] = f"{before:.2f} → {after:.2f} m"
-    sections = [
-        picture(png_of(figure), "Trajectory with accepted and rejected closures", HOW_TO_READ),
-        table(["", ""], [[name, value] for name, value in shown.items()]),
-        table(
-            ["reason for rejection", "proposals"],
-            [[name, f"{count:,}"] for name, count in facts["rejected"].items()],
-        ),
-        *(paragraph(note) for note in (run.sentence, *run.notes)),
+    sections = [counts(numbers), *(paragraph(note, small=True) for note in run.notes)]
+    sections.append(drawing(figure, "Trajectory with accepted and rejected closures", HOW_TO_READ))
+    sections += [
+        html.heading("Drive"),
+        table(["fact", "value"], [[name, value] for name, value in shown.items()]),
     ]
-    return page("Loop closures", "Loop closures and the optimized trajectory.", sections)
+    reasons = [[name, f"{count:,}"] for name, count in facts["rejected"].items()]
+    if reasons:
+        sections += [html.heading("Why closures were rejected"), table(["reason", "closures"], reasons)]
+    return page("Loop closures", run.sentence, sections)
 
 
 def _links(
@@ -132,7 +135,7 @@ def _links(
             LineCollection(ends, colors=color, linestyles=dashes, linewidths=1.2, alpha=0.8, zorder=3)
         )
         points = np.array([end for _, end in ends])
-        axis.plot(points[:, 0], points[:, 1], ".", color=color, markersize=3, zorder=3)
+        axis.plot(points[:, 0], points[:, 1], ".", color=color, markersize=6, zorder=3)
         axis.plot([], [], color=color, linestyle=dashes, label=f"{label} ({len(closures):,})")
 
 

@@ -1,4 +1,4 @@
-"""HTTP service for maps: an API for programs and a web page for people (`kappaplace serve`, docs/deployment.md).
+"""HTTP service for maps: an API for programs and a web page for people (`kappaplace serve`).
 
 `kappaplace.serve.app.create_app` creates the application. Extra: ``serve``.
 """

@@ -94,6 +94,16 @@ class Options(Body):
         description="Direction in which the image looks, in degrees clockwise from north, if it is known. A "
         "note tells you if the map has no such image there.",
     )
+    coverage: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Also return the smallest set of places that contains the correct one with this "
+        "probability.",
+    )
+    group: str | None = Field(
+        None, max_length=100, description="Group of the queries, if the map was calibrated with groups."
+    )
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
@@ -107,12 +117,23 @@ class Options(Body):
     def _one_risk(self) -> Options:
         if self.session is not None and self.max_risk is not None:
             raise ValueError("max_risk cannot be used with session, whose risk is that of the calibration")
+        if self.session is not None and (self.coverage, self.group) != (None, None):
+            raise ValueError("coverage and group cannot be used with session, which has no guarantee")
         return self
 
     def localize_options(self) -> LocalizeOptions:
         """Return the options for the map."""
         area = None if self.area is None else area_of(self.area)
-        return LocalizeOptions(self.k, area, self.order, self.outside_rate, self.rerank, heading=self.heading)
+        return LocalizeOptions(
+            self.k,
+            area,
+            self.order,
+            self.outside_rate,
+            self.rerank,
+            heading=self.heading,
+            coverage=self.coverage,
+            group=self.group,
+        )
 
 
 class LocalizeBody(Options):
@@ -192,6 +213,29 @@ class MatchOut(Out):
     longitude: float | None
 
 
+class CandidatePlaceOut(Out):
+    """A place that may be correct, given by its best match."""
+
+    name: str
+    x: float | None
+    y: float | None
+    reference: int
+    """Index of the reference in this version of the map."""
+
+
+class CandidatesOut(Out):
+    """The smallest set of places that contains the correct one with a given probability."""
+
+    coverage: float
+    """The probability, an average over all queries."""
+    places: list[CandidatePlaceOut]
+    """The places, most probable first."""
+    unmapped: bool
+    """Whether the query may be out-of-map."""
+    guaranteed: bool
+    """Whether the coverage is guaranteed."""
+
+
 class LocalizationOut(Out):
     """The answer to one query; docs/maps.md explains the fields."""
 
@@ -232,6 +276,8 @@ class LocalizationOut(Out):
     far: float | None
     """Probability that the answer is far off, so that the covariance does not apply."""
     matches: list[MatchOut]
+    candidates: CandidatesOut | None = None
+    """Candidate set; null unless a coverage was requested."""
     signals: dict[str, float | None]
     notes: list[str]
     seconds: dict[str, float]

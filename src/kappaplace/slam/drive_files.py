@@ -39,6 +39,11 @@ TIMES = "times.txt"
 NANOSECONDS = 1e14
 """A file name above this number is a time in nanoseconds, not in seconds."""
 
+SHORTEST = 10
+"""Minimum number of frames to check their order."""
+UNORDERED = 0.5
+"""Rows are unordered if their mean step is longer than this fraction of that in random order."""
+
 
 @dataclass(frozen=True, eq=False)
 class DriveInput:
@@ -145,12 +150,7 @@ def _from_bag(
 
 
 def _from_table(table: PlaceImages, odometry: str | Path | None, dimensions: int) -> DriveInput:
-    order = (
-        np.argsort(table.timestamp, kind="stable")
-        if np.isfinite(table.timestamp).all()
-        else np.arange(len(table))
-    )
-    table = table.select(order)
+    table = table.select(_drive_order(table))
     names, paths = tuple(table.paths.tolist()), tuple(str(path) for path in table.image_paths())
     time = np.asarray(table.timestamp, np.float64)
     if not np.isfinite(time).all():
@@ -166,6 +166,24 @@ def _from_table(table: PlaceImages, odometry: str | Path | None, dimensions: int
     poses = np.zeros((len(names), 3))
     poses[posed] = from_headings(table.positions[posed], table.heading[posed])
     return DriveInput(names, paths, time, poses, len(names) - len(posed)).select(posed)
+
+
+def _drive_order(table: PlaceImages) -> NDArray[np.int64]:
+    """Return the rows in the order of the drive: by time, by frame number, or as they are."""
+    if np.isfinite(table.timestamp).all():
+        return np.argsort(table.timestamp, kind="stable")
+    if table.frame_number is not None:
+        return np.argsort(table.frame_number, kind="stable")
+    places = table.positions[table.posed]
+    if len(places) >= SHORTEST:
+        step = np.linalg.norm(np.diff(places, axis=0), axis=1).mean()
+        shuffled = places[np.random.default_rng(0).permutation(len(places))]
+        if step > UNORDERED * np.linalg.norm(np.diff(shuffled, axis=0), axis=1).mean():
+            raise KappaPlaceError(
+                f"The rows of the table are not in the order of a drive: consecutive images are "
+                f"{step:,.0f} m apart on average. Add a column timestamp or frame_number."
+            )
+    return np.arange(len(table))
 
 
 def _from_folder(folder: Path, path: TimedPoses) -> DriveInput:

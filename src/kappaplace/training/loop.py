@@ -176,9 +176,19 @@ class Loop:
         if self.finished:
             return self.log.epochs
         self.model.eval()  # so that the first epoch switches to the training mode, too
-        while self.epoch < self.settings.optimizer.epochs and not self.finished:
-            self._train_epoch()
-            self._end_epoch()
+        epochs = self.settings.optimizer.epochs
+        whole = self.validator is None  # one bar for all epochs, which may be too short for their own
+        while self.epoch < epochs and not self.finished:
+            name = "Training" if whole else f"Epoch {self.epoch + 1}/{epochs}"
+            with track(name, self.iterations * (epochs if whole else 1)) as bar:
+                bar.advance(self.iteration + self.iterations * (self.epoch if whole else 0))
+                while self.epoch < epochs and not self.finished:
+                    self._train_epoch(bar)
+                    if not whole:
+                        break
+                    self._end_epoch()
+            if not whole:
+                self._end_epoch()
         if self.validator is None and self.main:  # without validation, the last model is the result
             self._save_model(self.folder / "model", {})
         self.finished = True
@@ -212,7 +222,7 @@ class Loop:
             self._validate(0, {})
         self._save_state()
 
-    def _train_epoch(self) -> None:
+    def _train_epoch(self, bar: track) -> None:
         # Visiting all modules takes milliseconds, as long as an epoch with a frozen encoder; only validation
         # changes the mode in between.
         if not self.frozen or self.validator is not None or not self.model.training:
@@ -220,10 +230,8 @@ class Loop:
             if self.settings.model.freeze_batchnorm:
                 freeze_batchnorm(self.model)
         self._began = time.perf_counter()
-        with track(f"Epoch {self.epoch + 1}/{self.settings.optimizer.epochs}", self.iterations) as bar:
-            bar.advance(self.iteration)
-            while self.iteration < self.iterations:
-                self._train_chunk(bar)
+        while self.iteration < self.iterations:
+            self._train_chunk(bar)
 
     def _train_chunk(self, bar: track) -> None:
         every = self.settings.run.checkpoint_every

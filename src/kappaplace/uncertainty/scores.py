@@ -16,8 +16,8 @@ and results may differ from published ones. With similarities s_1 ≥ … ≥ s_
 
 All are between 0 and 1, and 1 if the top match is not better than the others.
 
-**Patches** is 1 − agreement. The agreement of two feature maps is the fraction of patches that are mutual
-nearest neighbors and agree on one shift (`kappaplace.retrieval.patches`). **Patch margin** is the best
+**Patches** is 1 − agreement: how many patches of two feature maps are mutual nearest neighbors and agree on
+one shift, weighted by their similarity (`kappaplace.retrieval.agreement`). **Patch margin** is the best
 agreement with a match of another place among the first ten, minus the agreement with the top match. Both need
 the images, but no second network and no keypoints.
 

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.calibrators import LEAST_QUERIES
+from kappaplace.calibration.candidates import UNLISTED, correct_places, place_numbers
 from kappaplace.calibration.examples import Examples, examples_of, join
 from kappaplace.calibration.fit import check_label_count, fit_calibration, reliability
+from kappaplace.calibration.groups import KAPPA
 from kappaplace.calibration.options import CalibrateOptions, thin_to_places
 from kappaplace.calibration.radius import LIMIT, position_errors
 from kappaplace.calibration.risk import RiskRefused
@@ -41,6 +43,8 @@ APART = 2.0
 """Number of radii around a query within which references are excluded. An image just beyond one radius still
 shows the place."""
 MOST_NAMED = 5
+GROUPED = ("condition", "place")
+"""Columns of a table by which guarantees can be grouped."""
 FEWEST = 20
 """Smallest number of places with labelled queries."""
 NOT_THINNED = (
@@ -70,6 +74,7 @@ def calibrate_map(
     """
     options = options or CalibrateOptions()
     queries, positives = _labeled(place_map, table)
+    strata = strata_of(queries, options.groups)
     rows = np.arange(len(queries))
     apart = options.thin and bool(queries.posed.all())
     if apart:
@@ -116,6 +121,11 @@ def calibrate_map(
     if labels.misplaced:
         facts["misplaced"] = labels.misplaced[:MOST_NAMED]
     fitted = {count: replace(join_counterparts(group), facts=facts) for count, group in blocks.items()}
+    if strata:
+        fitted = {
+            count: replace(each, strata=[strata[row] for row in np.asarray(each.groups).tolist()])
+            for count, each in fitted.items()
+        }
     calibration = fit_calibration(fitted[rerank], options, prior=place_map.prior(fitted[rerank]))
     if rerank:
         calibration = replace(calibration, plain=_plain(fitted[0], options))
@@ -124,6 +134,25 @@ def calibrate_map(
         calibration = replace(calibration, rule=replace(calibration.rule, assumptions=assumptions))
     keep(place_map, calibration, origin, reliability=reliability(fitted[rerank], options, calibration))
     return calibration
+
+
+def strata_of(queries: PlaceImages, groups: str) -> list[str]:
+    """Return the value of each query in the column of the groups; an empty list for groups by κ, or without.
+
+    Raises:
+        KappaPlaceError: If the table has no such column, or it is empty.
+    """
+    if groups in ("", KAPPA):
+        return []
+    if groups not in GROUPED:
+        raise KappaPlaceError(f"Unknown groups '{groups}'. Choose from: {', '.join((KAPPA, *GROUPED))}.")
+    values = [str(value) for value in (queries.condition if groups == "condition" else queries.place)]
+    if not set(values) - {"", "-1"}:
+        raise KappaPlaceError(
+            f"The labelled queries have no values in the column '{groups}'. Add the column, or pass --groups "
+            "kappa."
+        )
+    return values
 
 
 def check_twins(left: int, queries: int) -> int:
@@ -203,8 +232,11 @@ class _Labels:
         references = self.place_map.references
         evidence = retrieve(queries, references, min(MATCHES, len(references)), rerank=rerank)
         correct = self.correct(part, evidence.matches.indices)
-        names = [str(image) for image in queries.images or ()]
-        examples = examples_of(evidence, correct, self.outside[part], part, names)
+        names, numbers = [str(image) for image in queries.images or ()], place_numbers(evidence)
+        assert evidence.pool is not None
+        listed = self.correct(part, evidence.pool.indices[:, : numbers.shape[1]])
+        place = correct_places(numbers, listed)
+        examples = examples_of(evidence, correct, self.outside[part], part, names, place)
         return with_errors(self.place_map, examples, evidence, self.poses(part))
 
     def poses(self, part: NDArray[np.int64]) -> Floats | None:
@@ -276,7 +308,8 @@ def counterparts_of(
     )
     evidence = retrieve(own, LeaveOut(references, rows[usable]), count, rerank=rerank)
     none = np.zeros(evidence.matches.indices.shape if pairs else len(usable), bool)
-    examples = examples_of(evidence, none, np.ones(len(usable), bool), groups[usable], images)
+    out, place = np.ones(len(usable), bool), np.full(len(usable), UNLISTED) if pairs else None
+    examples = examples_of(evidence, none, out, groups[usable], images, place)
     return [with_errors(place_map, examples, evidence, None if poses is None else poses[usable])]
 
 

@@ -20,6 +20,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, replace_file, save_array, write_file
 from kappaplace.maps.store import Indices, MapStore, parts
 from kappaplace.maps.store.manifest import Manifest
+from kappaplace.metrics import Resampling, bootstrap_many
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.heads import Head
@@ -31,6 +32,8 @@ from kappaplace.types import Json
 LEVELS = (0.25, 0.5, 0.75, 1.0)
 """Levels of degradation."""
 Numbers = NDArray[np.float32]
+RESAMPLES = 300
+"""Number of resamples for the intervals of a check."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,12 @@ class KappaCheck:
     """`with_level` for each kind, with the clean image as level 0."""
     before: float | None = None
     """`with_level` of the model's previous κ; None if it had none."""
+    level_interval: tuple[float, float] | None = None
+    """95% interval of `with_level`, from resampled images; None in records of earlier versions."""
+    cosine_interval: tuple[float, float] | None = None
+    """95% interval of `with_cosine`."""
+    change_interval: tuple[float, float] | None = None
+    """95% interval of `with_level` minus `before`; None if the model had no κ."""
 
 
 @torch.inference_mode()
@@ -115,6 +124,7 @@ def _summary(kappa: Numbers, cosine: Numbers, before: Numbers | None) -> KappaCh
         closeness[kind] = tuple(close[:, number].mean(axis=0).tolist())
         values = np.concatenate([kappa[:, :1], degraded[:, number]], axis=1)
         by_kind[kind] = _rank_correlation(np.broadcast_to((0.0, *LEVELS), values.shape), values)
+    intervals = _intervals(kappa, cosine, before)
     return KappaCheck(
         images=len(kappa),
         clean=_quartiles(kappa[:, 0]),
@@ -124,7 +134,28 @@ def _summary(kappa: Numbers, cosine: Numbers, before: Numbers | None) -> KappaCh
         with_cosine=_rank_correlation(cosine[:, 1:], kappa[:, 1:]),
         by_kind=by_kind,
         before=None if before is None else _rank_correlation(levels, before[:, 1:].reshape(shape)),
+        level_interval=intervals["level"],
+        cosine_interval=intervals["cosine"],
+        change_interval=intervals.get("change"),
     )
+
+
+def _intervals(kappa: Numbers, cosine: Numbers, before: Numbers | None) -> dict[str, tuple[float, float]]:
+    """Return 95% intervals of the rank correlations, from resampled images with all their copies."""
+    levels = np.tile(LEVELS, len(DEGRADATIONS))
+
+    def measure(*rows: Numbers) -> dict[str, float]:
+        level = np.broadcast_to(levels, rows[0][:, 1:].shape)
+        values = {"level": _rank_correlation(level, rows[0][:, 1:])}
+        values["cosine"] = _rank_correlation(rows[1][:, 1:], rows[0][:, 1:])
+        if len(rows) > 2:
+            values["change"] = values["level"] - _rank_correlation(level, rows[2][:, 1:])
+        return values
+
+    arrays = (kappa, cosine) if before is None else (kappa, cosine, before)
+    replicates = bootstrap_many(measure, arrays, Resampling.of(len(kappa), resamples=RESAMPLES))
+    limits = {name: each.interval() for name, each in replicates.items()}
+    return {name: (each.low, each.high) for name, each in limits.items()}
 
 
 def _quartiles(values: Numbers) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,8 @@ from typing import Any
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.drift import FALSE_ALARM, WINDOW, DriftMonitor, DriftWarning, MonitorState
 from kappaplace.calibration.examples import DISTANCE
+from kappaplace.calibration.expected import stated_risk
+from kappaplace.calibration.martingale import Wealth, risk_alarm, update_risk
 from kappaplace.checks import within
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
@@ -145,6 +147,38 @@ def _number(value: str | float | None) -> float | None:
 
 
 FORMAT = 1
+YES, NO = ("yes", "true", "1"), ("no", "false", "0")
+
+
+def read_outcomes(file: str | Path) -> list[bool]:
+    """Read whether accepted answers were incorrect.
+
+    Args:
+        file: CSV file with the column ``correct`` (yes or no). If it has the column ``decision``, rows with
+            another decision than accept are ignored.
+
+    Returns:
+        One value per accepted answer.
+
+    Raises:
+        KappaPlaceError: If the file cannot be read, or a value is neither yes nor no.
+    """
+    try:
+        with open(file, encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise KappaPlaceError(f"Cannot read the outcomes {file} ({error}). Pass a CSV file.") from None
+    wrong = []
+    for number, row in enumerate(rows, 2):
+        if row.get("decision") not in (None, "", "accept"):
+            continue
+        word = str(row.get("correct") or "").strip().lower()
+        if word not in (*YES, *NO):
+            raise KappaPlaceError(
+                f"{file} line {number} needs yes or no in the column 'correct', got {word!r}. Correct it."
+            )
+        wrong.append(word in NO)
+    return wrong
 
 
 class MapMonitor:
@@ -178,6 +212,8 @@ class MapMonitor:
         # Self-calibration uses degraded images, whose distribution differs from that of real queries.
         labeled = bool(calibration.facts.get("labelled", True))
         self.drift = DriftMonitor(calibration.sketch, window, false_alarm, shape=labeled)
+        self.outcomes: Wealth | None = None
+        """E-process of the risk, from outcomes of accepted answers; None without outcomes."""
         self.skipped = 0
         """Number of answers without matches, which are not compared."""
         self.set_aside: Path | None = None
@@ -224,12 +260,42 @@ class MapMonitor:
 
     @property
     def drifting(self) -> tuple[DriftWarning, ...]:
-        """Warnings of the last complete window."""
-        return self.drift.drifting
+        """Warnings of the last complete window, and alarms that stay until the map is calibrated again."""
+        return (*self.drift.drifting, *self.drift.alarms)
+
+    @property
+    def risk_alarm(self) -> str:
+        """Message if the outcomes contradict the risk limit; it stays until the map is calibrated again."""
+        return "" if self.outcomes is None else risk_alarm(self.outcomes, self._max_risk())
+
+    def add_outcomes(self, wrong: Sequence[bool]) -> str:
+        """Add outcomes of accepted answers that have become known.
+
+        Args:
+            wrong: Whether each accepted answer was incorrect. Which outcomes become known must not depend on
+                them.
+
+        Returns:
+            The alarm; empty if the outcomes do not contradict the risk limit.
+
+        Raises:
+            KappaPlaceError: If the calibration has no decisions.
+        """
+        self.outcomes = update_risk(self.outcomes, wrong, self._max_risk())
+        return self.risk_alarm
+
+    def _max_risk(self) -> float:
+        if self.calibration.rule is None:
+            raise KappaPlaceError(
+                "This calibration has no decisions, so there is no risk to monitor. Calibrate with a risk."
+            )
+        return stated_risk(self.calibration.rule)
 
     @property
     def note(self) -> str:
         """Note for answers while queries have drifted; empty otherwise."""
+        if alarm := self.risk_alarm:
+            return alarm
         if not self.drifting:
             return ""
         changes = dict.fromkeys(f"{warning.signal} {warning.direction}" for warning in self.drifting)
@@ -269,7 +335,10 @@ class MapMonitor:
         note = self.note
         if not note:
             return answers
-        return [a if note in a.notes else replace(a, notes=(*a.notes, note)) for a in answers]
+        return [
+            replace(a, guaranteed=False, notes=a.notes if note in a.notes else (*a.notes, note))
+            for a in answers
+        ]
 
     def take(self, observed: Iterable[Observation]) -> list[DriftWarning]:
         """Add answers that were read from a file.
@@ -320,6 +389,8 @@ class MapMonitor:
             "note": self.note,
             "monitor": to_plain(self.drift.state()),
         }
+        if self.outcomes is not None:
+            values["outcomes"] = to_plain(self.outcomes)
         write_file(self.file, json.dumps(values) + "\n")
 
     def _resume(self, file: Path, window: int | None) -> None:
@@ -335,6 +406,8 @@ class MapMonitor:
                 self.set_aside = file.with_suffix(f".{calibration}{file.suffix}")
                 return
             self.drift = DriftMonitor.resume(from_plain(MonitorState, state), sketch, shape=self.drift.shape)
+            if "outcomes" in values:
+                self.outcomes = from_plain(Wealth, values["outcomes"])
         except (OSError, ValueError, KeyError, TypeError, KappaPlaceError) as error:
             raise KappaPlaceError(
                 f"The monitor's file {file} cannot be read ({str(error).rstrip('.')}). Delete it to start "

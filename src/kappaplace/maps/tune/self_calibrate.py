@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.candidates import correct_places, place_numbers
 from kappaplace.calibration.examples import Examples, examples_of, join
 from kappaplace.calibration.fit import fit_calibration, reliability
 from kappaplace.calibration.options import CalibrateOptions
@@ -224,7 +225,10 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
                 pool = search_matrix(drawn.similarities, k, gaps=True)
                 evidence = from_pool(sources, references, pool, k, rerank=rerank)
                 correct = np.take_along_axis(drawn.positives, evidence.matches.indices, axis=1)
-                examples = examples_of(evidence, correct, drawn.outside, part[drawn.rows])
+                assert evidence.pool is not None  # re-ranked
+                listed = np.take_along_axis(drawn.positives, evidence.pool.indices, axis=1)
+                place = correct_places(place_numbers(evidence), listed)
+                examples = examples_of(evidence, correct, drawn.outside, part[drawn.rows], place=place)
                 # The radius comes from images whose place was removed: an image in the map finds itself.
                 poses = np.array(store.gather("poses", part[drawn.rows])[:, :3], np.float64)
                 poses[present[drawn.rows] & ~drawn.without_place] = np.nan

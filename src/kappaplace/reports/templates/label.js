@@ -21,11 +21,10 @@
   const done = () => labels.filter(label => label).length;
   const firstOpen = () => { const i = labels.indexOf(""); return i < 0 ? labels.length : i; };
 
-  function picture(side, source, name) {
+  function picture(side, source) {
     const image = find(side + "-image"), gone = find(side + "-gone");
     image.hidden = !source; gone.hidden = Boolean(source);
-    if (source) { image.src = source; image.alt = side + " " + name; } else { image.removeAttribute("src"); }
-    find(side + "-name").textContent = name;
+    if (source) { image.src = source; image.alt = side === "query" ? "query" : "best match"; } else { image.removeAttribute("src"); }
   }
 
   function show() {
@@ -36,9 +35,8 @@
     find("question").hidden = over; find("end").hidden = !over;
     find("unstored").hidden = stored;
     if (!over) {
-      const [, query, match] = data.rows[at];
-      picture("query", data.pictures[at][0], query);
-      picture("match", data.pictures[at][1], match);
+      picture("query", data.pictures[at][0]); // no names: they often reveal the place
+      picture("match", data.pictures[at][1]);
     }
     for (const label of choices) {
       find(label).setAttribute("aria-pressed", String(!over && labels[at] === label));
