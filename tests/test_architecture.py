@@ -13,7 +13,7 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=228, code_lines=35756, all_code_lines=42777, wide_functions=0, any_lines=84
+    files=246, code_lines=39780, all_code_lines=48095, wide_functions=0, any_lines=94
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 
@@ -37,6 +37,16 @@ LIMITS = architecture.Counts(
   fixed constants (files +3, code lines +714, all +952).
 - Published encoders: their records, patches and single images for any encoder, messages; whitening of maps
   and its benchmark (files +3, code lines +520, all +630).
+- Candidate sets, guarantees per group and anytime-valid alarms: three guarantees with their own formulas, and
+  the simulation of the number of labels (files +3, code lines +800, all +950).
+- Positions: calibrated radius, covariance, degrees, GeoJSON, GPX and KML, directions (files +3, code lines
+  +590, all +880).
+- Pairs of images: probability, lists for hloc, evidence and its drawing (files +4, code lines +640, all +900).
+- Sequences: smoothing, follower, sources in order, sessions over HTTP, ROS messages (files +5, code lines +700,
+  all +900, Any +5 for ROS messages).
+- Page and API: problem details, URLs per map, streams, labels and drift over HTTP (files +5, lines +560).
+- Reports and demo: the demo's map, `map show`, verdicts, intervals, folded answers (files +4, lines +640).
+- Agreement 2 on arrays and its version; safe thresholds of rivals (files +1, code lines +150, all +750).
 """
 
 

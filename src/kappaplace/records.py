@@ -55,6 +55,14 @@ class Help:
     """Flags of the command line, the main one first. Default: derived from the field's name."""
 
 
+class Hidden(Help):
+    """Help text of a field whose option is not in ``--help``."""
+
+
+class Setting(Hidden):
+    """Help text of a field that few users change: ``--set NAME=VALUE`` or a hidden option sets it."""
+
+
 class RecordError(ValueError):
     """Error for an invalid stored value, such as ``rule.accepted.bound: expected a number, got 'x'``."""
 

@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kappaplace.cli.options import Setting, command
+from kappaplace.cli.options import command
 from kappaplace.errors import KappaPlaceError
-from kappaplace.records import Help
+from kappaplace.records import Help, Setting
 
 
 @dataclass(frozen=True)

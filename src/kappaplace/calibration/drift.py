@@ -309,7 +309,7 @@ class DriftMonitor:
             self.queries,
             waiting,
             tuple(self.history),
-            {name: martingale.wealth for name, martingale in self._martingales.items()},
+            {name: each.wealth for name, each in self._martingales.items() if each.wealth.steps},
         )
 
     @classmethod

@@ -14,7 +14,7 @@ from scipy.spatial import cKDTree
 
 from kappaplace.checks import Rows, check_compared, checked_seed, finite, share
 from kappaplace.errors import KappaPlaceError
-from kappaplace.records import Help
+from kappaplace.records import Help, Setting
 
 REJECT_RISK = 0.2
 OUTSIDE_RATE = 0.1
@@ -61,7 +61,7 @@ class CalibrateOptions:
             "column of the labels, such as condition."
         ),
     ] = ""
-    seed: Annotated[int, Help("Random seed for the data split and the image degradation.")] = 0
+    seed: Annotated[int, Setting("random seed for the data split and the image degradation.")] = 0
     calibrator: str = "best"
     """A name of `CALIBRATORS`, or "best"."""
     reject_risk: float | None = REJECT_RISK
@@ -72,7 +72,7 @@ class CalibrateOptions:
     """Fraction of the queries that the score is fitted on; the thresholds are set on the others."""
 
     radius_level: Annotated[
-        float, Help("Probability that the true position is within the radius of an answer.")
+        float, Setting("probability that the true position is within the radius of an answer.")
     ] = 0.95
 
     def __post_init__(self) -> None:

@@ -211,7 +211,7 @@ def control_risk(
 def _test(
     ordered: Floats, wrong: Rows, max_risk: float, alpha: float, method: str
 ) -> tuple[NDArray[np.bool_], Floats, Rows, float]:
-    """Return which thresholds pass, the thresholds, how many queries each accepts, and the level of a test."""
+    """Return which thresholds pass, the thresholds, how many queries each accepts, and their level."""
     queries = len(ordered)
     level, walks = _level(queries, max_risk, alpha, method)
     ranks = _ranks(_first(queries, max_risk, level, walks == 1), queries)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kappaplace.checks import within
-from kappaplace.cli.options import AsJson, Device, Hidden, Setting, VerbGroup, command
+from kappaplace.cli.options import AsJson, Device, VerbGroup, command
 from kappaplace.data import TABLE_FORMATS, NoPositives
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder
-from kappaplace.records import Help
+from kappaplace.records import Help, Hidden, Setting
 
 if TYPE_CHECKING:
     from kappaplace.evaluation import Choices, EvaluationResult, Machine

@@ -19,7 +19,7 @@ from kappaplace.cli.options import MapEncoder, MapFolder
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import check_target
 from kappaplace.maps import LocalizeOptions, OnError, SequenceOptions, area_of
-from kappaplace.records import Help
+from kappaplace.records import Help, Setting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,10 +37,10 @@ class SearchOptions:
     """Engine that searches the references."""
 
     engine: Annotated[str, Help("Search engine: auto, exact, ivf-pq, milvus or postgres.")] = "auto"
-    uri: Annotated[str, Help("URL of the database, for milvus and postgres.")] = ""
-    collection: Annotated[str, Help("Collection or table of the database. Default: the name of the map.")] = (
-        ""
-    )
+    uri: Annotated[str, Setting("URL of the database, for milvus and postgres.")] = ""
+    collection: Annotated[
+        str, Setting("collection or table of the database. Default: the name of the map.")
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,12 @@ class QueryInput(SequenceOptions):
             ("--sequence",),
         ),
     ] = False
-    every: Annotated[float, Help("Seconds between two images of a video, a bag or a stream.")] = 1.0
+    every: Annotated[float, Setting("seconds between two images of a video, a bag or a stream.")] = 1.0
     start: Annotated[
-        str, Help("Time of the first frame of a video, such as 2026-05-01T10:00:00+02:00. Default: unknown.")
+        str,
+        Setting("time of the first frame of a video, such as 2026-05-01T10:00:00+02:00. Default: unknown."),
     ] = ""
-    image_topic: Annotated[str, Help("Image topic of a bag. Default: the only one.")] = ""
+    image_topic: Annotated[str, Setting("image topic of a bag. Default: the only one.")] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_type_hints
 
 import typer
@@ -16,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from kappaplace.checks import choice, within
 from kappaplace.errors import KappaPlaceError
-from kappaplace.records import Help, Hint
+from kappaplace.records import Help, Hidden, Hint, Setting
 
 if TYPE_CHECKING:
     from kappaplace.maps import PlaceMap
@@ -81,14 +82,6 @@ class MapEncoder(MapAccess):
 
     def __post_init__(self) -> None:
         within(self.batch_size, "--batch-size", 1)
-
-
-class Hidden(Help):
-    """Help text of a field whose option is not in ``--help``."""
-
-
-class Setting(Hidden):
-    """Help text of a field that few users change: ``--set NAME=VALUE`` or a hidden option sets it."""
 
 
 class VerbGroup(TyperGroup):
@@ -255,6 +248,8 @@ def _changes(pairs: object, settings: _Settings) -> dict[str, object]:
             raise KappaPlaceError(f'Unknown setting "{name}". Choose from: {", ".join(settings)}.')
         field, hint = settings[name]
         kind = get_args(hint)[0]
+        if NoneType in get_args(kind):
+            (kind,) = set(get_args(kind)) - {NoneType}
         if get_args(kind):  # the names of a Literal
             choice(text, kind, f"value of --set {name}")
             changes[field.name] = text

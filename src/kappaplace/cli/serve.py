@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kappaplace.checks import within
-from kappaplace.cli.options import MapEncoder, Setting
+from kappaplace.cli.options import MapEncoder
 from kappaplace.errors import KappaPlaceError, MissingExtra
-from kappaplace.records import Help
+from kappaplace.records import Help, Setting
 
 if TYPE_CHECKING:
     from kappaplace.maps import PlaceMap
@@ -48,7 +48,7 @@ class ServeOptions:
         str, Help("URL of background map tiles, as https://…/{z}/{x}/{y}.png. Default: no tiles.")
     ] = ""
     tile_attribution: Annotated[
-        str, Help("Attribution of the map tiles, shown below the map: '© …, https://…'.")
+        str, Setting("attribution of the map tiles, shown below the map: '© …, https://…'.")
     ] = ""
     heic: Annotated[bool, Help("Accept HEIC images. The HEIC decoder is less tested than the others.")] = (
         False

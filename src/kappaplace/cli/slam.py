@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kappaplace.cli.options import AsJson, EncoderOptions, Setting, command
+from kappaplace.cli.options import AsJson, EncoderOptions, command
 from kappaplace.errors import KappaPlaceError
-from kappaplace.records import Help
+from kappaplace.records import Help, Setting
 
 if TYPE_CHECKING:
     from kappaplace.slam import ClosingSettings, DriveInput

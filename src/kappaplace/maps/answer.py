@@ -71,8 +71,8 @@ class Match:
     probability: float | None
     """Probability that this match is correct, on which its decision is based. For the best match, it is the
     probability of the answer, based on all scores of the query. For the others, it is based on this pair
-    alone, so it may be higher. None without a calibration, if only best matches were labelled, or if the query
-    is unlike those of the calibration."""
+    alone, so it may be higher. None without a calibration, if only best matches were labelled, or if the
+    query is unlike those of the calibration."""
     decision: str | None
     """accept, doubtful or reject. The best match has the decision of the answer. Other matches are decided by
     their own probability, never better than the answer and without a guarantee. None if unknown."""

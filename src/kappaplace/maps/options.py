@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, SupportsFloat
 from kappaplace.checks import check_compared, checked_seed, choice, share, within
 from kappaplace.data.near import Circle, checked_circle
 from kappaplace.errors import KappaPlaceError
-from kappaplace.records import Help
+from kappaplace.records import Help, Setting
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Preprocessing
@@ -141,14 +141,14 @@ class LocalizeOptions:
     order: Annotated[Order, Help("Order of the matches.")] = "similarity"
     """With ``rerank``, the order by similarity starts with the matches whose patches agree best."""
     outside_rate: Annotated[
-        float | None, Help("Expected fraction of out-of-map queries. Default: the calibrated one.")
+        float | None, Setting("expected fraction of out-of-map queries. Default: the calibrated one.")
     ] = None
     rerank: Rerank = None
     """Number of top matches to re-rank by patch matching. Default: as calibrated, or 0."""
     heading: Annotated[
         float | None,
-        Help(
-            "Direction in which the query looks, in degrees clockwise from north. A note tells you if the "
+        Setting(
+            "direction in which the query looks, in degrees clockwise from north. A note tells you if the "
             "map has no such image there."
         ),
     ] = None
@@ -161,8 +161,8 @@ class LocalizeOptions:
     ] = None
     group: Annotated[
         str | None,
-        Help(
-            "Group of the queries, if the map was calibrated with groups, such as night. Default: unknown, "
+        Setting(
+            "group of the queries, if the map was calibrated with groups, such as night. Default: unknown, "
             "so that the strictest group decides."
         ),
     ] = None
@@ -216,8 +216,8 @@ class SequenceOptions:
 
     step: Annotated[
         float | None,
-        Help(
-            "Typical distance between two consecutive images, in metres (in frames, if the map has no "
+        Setting(
+            "typical distance between two consecutive images, in metres (in frames, if the map has no "
             "positions). Default: estimated from the images."
         ),
     ] = None
