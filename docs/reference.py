@@ -43,7 +43,7 @@ one of these exit codes:
 |---|---|
 | 0 | success |
 | 1 | the command ran and found a problem, for example `map verify`, `data check` or `doctor` |
-| 2 | bad input; one message on standard error says what to do, and completed work is kept |
+| 2 | bad input; one message on standard error tells you what to do, and completed work is kept |
 | 130 | interrupted with Ctrl-C; run the same command again to resume |
 """
 API_NEXT = "\n**Next:** [the names of `kappaplace` itself](../api.md)\n"

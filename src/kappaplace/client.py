@@ -5,7 +5,8 @@
     if answer.decision == "accept":
         drive_to(answer.pose)
 
-It needs only Python's standard library and this package. Several threads can share one client.
+It uses only Python's standard library, but installs with this package and therefore with torch. Several
+threads can share one client.
 """
 
 from __future__ import annotations
