@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kappaplace import KappaPlaceError, PlaceModel, save_model
+from kappaplace.cli import bench
 from kappaplace.cli.main import app
 
 
@@ -36,3 +37,19 @@ def test_an_unknown_part_fails(tmp_path: Path) -> None:
 def test_an_unknown_model_fails_before_measuring(tmp_path: Path) -> None:
     with pytest.raises(KappaPlaceError, match="nowhere"):
         CliRunner().invoke(app, ["bench", "--model", "nowhere"], catch_exceptions=False)
+
+
+def test_a_finished_part_is_written_before_the_next_one_starts(
+    tiny: PlaceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "measure_embedding", killed)
+    save_model(tiny, tmp_path / "tiny")
+    result = run("--model", str(tmp_path / "tiny"), "--out", str(tmp_path / "bench"))
+    assert result.exit_code != 0
+    with (tmp_path / "bench" / "ratios.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["what"] for row in rows] == ["latency, eager, batch 1", "throughput, eager, batch 4"]
+    assert "batch 4" in result.output

@@ -190,7 +190,8 @@ def test_answers_as_files(town_map, queries, tmp_path):
     assert (tmp_path / "raw.txt").read_bytes().startswith(b"caf\xe9.png ")
     write_answers(town_map, answers, tmp_path / "many.html")
     write_answers(town_map, answers[:1], tmp_path / "one.html")
-    for name, pictures in (("many.html", 1 + 3 * 3), ("one.html", 1 + 3)):
+    # icon and map; query, two matches and the evidence of each answer; the filmstrip of several
+    for name, pictures in (("many.html", 2 + 3 * 4 + 3), ("one.html", 2 + 4)):
         text = (tmp_path / name).read_text()
         assert text.count("<img") == pictures
         assert "not calibrated" in text

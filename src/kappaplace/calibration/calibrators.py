@@ -24,7 +24,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 from scipy.special import expit, logit
 
 from kappaplace.calibration.combination import log_loss, newton
@@ -396,5 +395,7 @@ def pool_adjacent_violators(values: Floats, weights: Floats) -> tuple[Floats, Ro
     >>> pool_adjacent_violators(np.array([0.9, 0.2, 0.4, 0.1]), np.ones(4))
     (array([0.9, 0.3, 0.1]), array([1, 3, 4]))
     """
+    from scipy.optimize import isotonic_regression
+
     fitted = isotonic_regression(values, weights=weights, increasing=False)
     return fitted.x[fitted.blocks[:-1]], fitted.blocks[1:]

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from kappaplace.calibration.calibrators import LEAST_QUERIES, Calibrator, fit_calibrator
 from kappaplace.checks import Floats, Rows, booleans, finite, outcomes, share
@@ -166,6 +165,8 @@ def thin_to_rate(outside: NDArray[np.bool_], rate: float, seed: int = 0, *, slac
     Returns:
         Rows of the sample, ascending.
     """
+    from scipy.stats import binom
+
     out = booleans(outside, np.shape(outside), "out-of-map mask")
     if out.ndim != 1 or not len(out):
         raise KappaPlaceError(f"The out-of-map mask must be 1-D and not empty, got shape {out.shape}.")

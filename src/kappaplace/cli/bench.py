@@ -327,13 +327,19 @@ def bench(
     place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     opened, parts, gpu = load_model(model or None), only or list(Part), place.type == "cuda"
     rows: list[Row] = []
+
+    def finish(new: Sequence[Row]) -> None:
+        """Show and write a finished part, so that an interrupted run keeps it."""
+        rows.extend(new)
+        show(new)
+        save_rows(out / "ratios.csv", [dated(row.record()) for row in rows])
+
     if Part.inference in parts and isinstance(opened, PlaceModel):
         rounds = Rounds(200 if gpu else 4 if quick else 12, 3, 20 if gpu else 2)
-        rows += measure_speed(opened, place, [1, 64] if gpu else [1, 4], rounds)
+        for batch in (1, 64) if gpu else (1, 4):
+            finish(measure_speed(opened, place, [batch], rounds))
     if Part.embedding in parts:
         images = (512 if quick else 2048) if gpu else 32 if quick else 64
         size = {"images": images, "batch_size": 64 if gpu else 16, "rounds": 2 if quick else 3}
-        rows += measure_embedding(opened, model or "shipped model", place, **size)
-    show(rows)
-    save_rows(out / "ratios.csv", [dated(row.record()) for row in rows])
+        finish(measure_embedding(opened, model or "shipped model", place, **size))
     typer.echo(f"Ratios written to {out / 'ratios.csv'}.")

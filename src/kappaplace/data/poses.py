@@ -6,11 +6,15 @@ the order of TUM files. A pose maps coordinates of a body to coordinates of the 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.spatial.transform import Rotation
 
 from kappaplace.errors import KappaPlaceError
+
+if TYPE_CHECKING:
+    from scipy.spatial.transform import Rotation
 
 Poses = NDArray[np.float64]
 PLANAR, SPATIAL = 3, 7
@@ -170,6 +174,8 @@ def pose_matrices(poses: Poses) -> Poses:
 
 def poses_from_matrices(values: NDArray[np.floating]) -> Poses:
     """Return SE(3) poses of N×3×4 or N×4×4 matrices."""
+    from scipy.spatial.transform import Rotation
+
     quaternions = Rotation.from_matrix(values[:, :3, :3]).as_quat()
     return np.concatenate([values[:, :3, 3], quaternions], axis=-1)
 
@@ -207,4 +213,6 @@ def as_planar(poses: Poses) -> Poses:
 
 
 def _rotation(poses: Poses) -> Rotation:
+    from scipy.spatial.transform import Rotation
+
     return Rotation.from_quat(poses[..., 3:].reshape(-1, 4))

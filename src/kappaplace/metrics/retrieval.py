@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 from scipy.special import betaincinv
-from scipy.stats import t
 
 from kappaplace.checks import Bools, Floats, booleans, checked_hits, share, within
 from kappaplace.errors import KappaPlaceError
@@ -187,6 +186,8 @@ def effective_answers(failed: Bools, clusters: npt.NDArray[np.generic], level: f
     Returns:
         The effective number, at most N.
     """
+    from scipy.stats import t
+
     _, of = np.unique(clusters, return_inverse=True)
     sizes: Floats = np.bincount(of).astype(float)
     errors = np.bincount(of, weights=failed)

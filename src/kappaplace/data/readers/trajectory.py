@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
-from scipy.spatial.transform import Rotation, Slerp
 
 from kappaplace.checks import choice, within
 from kappaplace.data.geodesy import project
@@ -191,6 +190,8 @@ class TimedPoses:
         Returns:
             The poses, and which of the times the trajectory covers.
         """
+        from scipy.spatial.transform import Rotation, Slerp
+
         times = np.asarray(time, np.float64)
         inside = (times >= self.time[0]) & (times <= self.time[-1])
         moment = np.clip(np.where(np.isnan(times), self.time[0], times), self.time[0], self.time[-1])
