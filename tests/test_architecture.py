@@ -13,7 +13,7 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=247, code_lines=39794, all_code_lines=48109, wide_functions=0, any_lines=94
+    files=247, code_lines=39817, all_code_lines=48132, wide_functions=0, any_lines=94
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 

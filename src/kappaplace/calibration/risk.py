@@ -64,8 +64,10 @@ EXCHANGEABLE = (
     "Holds for queries that are drawn like the labelled ones and independent of each other (on a route: one "
     "query per place). The labelled queries were not used to fit the score or its calibrator."
 )
-ONE_CROSSING = "The guarantee assumes that the error rate of accepted answers crosses the limit once "
-"as the threshold grows."
+ONE_CROSSING = (
+    "The guarantee assumes that the error rate of accepted answers crosses the limit only once as the "
+    "threshold grows."
+)
 
 
 class RiskRefused(KappaPlaceError):

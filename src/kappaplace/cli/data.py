@@ -67,9 +67,8 @@ class ImportOptions:
     neighborhood: Annotated[
         str,
         Help(
-            "Rule by which references show the same place: metres:25 (within 25 m), frames:5 (within "
-            "5 frames) or "
-            "self.",
+            "Which references show the same place: metres:25 (within 25 m), frames:5 (within 5 frames of "
+            "the same route) or self (only the reference itself).",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""

@@ -375,8 +375,8 @@ def paper(
         list[str] | None,
         typer.Argument(
             metavar="[ROLE=MODEL]…",
-            help="Models to compare with those of the paper: MODEL or ROLE=MODEL. Default role: by "
-            "the head of the model.",
+            help="Models to compare with the models of the paper: MODEL or ROLE=MODEL. Default role: pt if "
+            "the model predicts κ, stun if it predicts a variance, otherwise baseline.",
         ),
     ] = None,
     *,

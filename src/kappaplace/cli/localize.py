@@ -135,7 +135,8 @@ def localize(
             check_target(file)
     if queries.sequence and output.csv is not None and output.csv.exists():
         raise KappaPlaceError(
-            f"A sequence cannot resume, and {output.csv} exists. Choose another name, or remove it."
+            f"The file {output.csv} already exists, and --sequence cannot resume an earlier run. "
+            "Choose another --csv file, or delete this one."
         )
     engine_options = EngineOptions(uri=search.uri or None, collection=search.collection)
     opened = encoder.open(place_map, search.engine, engine_options)

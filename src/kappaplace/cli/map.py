@@ -363,7 +363,11 @@ def import_(
     file: Annotated[Path, typer.Argument(help="Exported map or descriptors, .parquet or .npz.")],
     out: Annotated[Path, typer.Option(help="Map folder to create.")],
     model: Annotated[
-        str, typer.Option(help="Model that computed the descriptors, unless the file names a published one.")
+        str,
+        typer.Option(
+            help="Model that computed the descriptors: a folder, weights file or name. Default: the "
+            "published model that the file names."
+        ),
     ] = "",
     root: Annotated[str, typer.Option(help="Folder of the images. Default: no images.")] = "",
 ) -> None:

@@ -313,8 +313,8 @@ def monitor(
     outcomes: Annotated[
         Path | None,
         typer.Option(
-            help="CSV file with new outcomes of accepted answers, to test the risk limit: column correct "
-            "(yes or no), and optionally decision."
+            help="CSV file with checked answers, to test the risk limit. The column correct has yes or no; "
+            "if there is a column decision, only rows with accept count."
         ),
     ] = None,
     state: Annotated[

@@ -38,7 +38,7 @@ class PairList:
     )
     min_probability: Annotated[float, Help("Omit pairs with a lower probability from --out.")] = 0.0
     picture: Annotated[
-        Path | None, Help("Picture to write, with lines between the patches that agree (one pair).")
+        Path | None, Help("Figure of one pair to write, with lines between the matched patches.")
     ] = None
     fit: Annotated[
         Path | None,

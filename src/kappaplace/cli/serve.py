@@ -42,7 +42,7 @@ class ServeOptions:
     demo_queries: Annotated[Path | None, Help("Folder of example images to show on the page.")] = None
     labels: Annotated[
         Path | None,
-        Help("Folder to store what visitors say about answers (right, wrong). Default: not offered."),
+        Help("Folder for the feedback of visitors (correct or incorrect). Default: no feedback."),
     ] = None
     tile_url: Annotated[
         str, Help("URL of background map tiles, as https://…/{z}/{x}/{y}.png. Default: no tiles.")

@@ -50,15 +50,19 @@ class SplitOptions:
     gap: Annotated[
         float | None,
         Help(
-            "With --by session: gap between images, in seconds, that starts a new session (default: 600). "
-            "With --by time: seconds removed before each cut (default: 60), or frames if there are no times."
+            "Time gap in seconds. With --by session: gap that starts a new session (default: 600). With --by "
+            "time: time removed before each cut (default: 60), counted in frames if there are no times."
         ),
     ] = None
     block: Annotated[
         float | None, Help("With --by area: side of a block, in metres. Default: based on the radius.")
     ] = None
     buffer: Annotated[
-        float | None, Help("With --by area: width of the buffer in metres. Default: radius of the table.")
+        float | None,
+        Help(
+            "With --by area: width in metres of the unused strip between the parts. Default: the radius that "
+            "defines positives."
+        ),
     ] = None
     sessions: Annotated[
         SessionSource | None,

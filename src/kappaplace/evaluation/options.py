@@ -53,7 +53,8 @@ class AnswerFiles:
         Path | None, Help("Correct references of each query: .json (list of lists), .npy or .npz.")
     ] = None
     score: Annotated[
-        str, Help("Name of the score: a column of a log, a matrix of an .npz file, or an array of SUE.")
+        str,
+        Help("Name of the score: a column of a log, a matrix of an .npz file, or an array of a SUE file."),
     ] = ""
     correct: Annotated[str, Help("Column of a log that states whether the answer is correct.")] = "correct"
     distance: Annotated[

@@ -308,7 +308,7 @@ def _value(number: PaperNumber, metrics: Metrics) -> float | None:
 
 
 def _read_costs(file: Path) -> dict[tuple[str, str, str], tuple[float, str]]:
-    """Return value and machine by table, method and metric."""
+    """Read the costs as value and machine by table, method and metric."""
     try:
         with file.open(encoding="utf-8", newline="") as stream:
             return {

@@ -202,7 +202,9 @@ class LocalizeOptions:
         if not isinstance(k, LocalizeOptions):
             return replace(options, k=k)
         if options != cls():
-            raise KappaPlaceError("Options were passed twice. Pass all of them in the record.")
+            raise KappaPlaceError(
+                "Options were passed twice, in LocalizeOptions and separately. Pass all of them in one way."
+            )
         return k
 
 
@@ -222,7 +224,11 @@ class SequenceOptions:
         ),
     ] = None
     causal: Annotated[
-        bool, Help("Answer each image from earlier images only, as on a live stream.", ("--causal",))
+        bool,
+        Help(
+            "Use only an image itself and earlier images, as on a live stream. Default: also later images.",
+            ("--causal",),
+        ),
     ] = False
 
     def __post_init__(self) -> None:

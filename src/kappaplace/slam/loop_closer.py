@@ -287,7 +287,7 @@ class LoopCloser:
         if odometry.shape != self._odometry[-1].shape:
             raise KappaPlaceError(
                 f"Odometry must be planar or spatial for all frames, got {len(odometry)} numbers after "
-                f"{len(self._odometry[-1])}. Pass poses of one kind."
+                f"{len(self._odometry[-1])}. Pass 3 (planar) or 7 (spatial) numbers for every frame."
             )
         step = between(self._odometry[-1], odometry)
         distance = float(self.map.distance[-1] + np.linalg.norm(pose_positions(step)))

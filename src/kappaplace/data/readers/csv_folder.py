@@ -99,8 +99,8 @@ def _named(columns: str, header: list[str], file: Path) -> dict[str, str]:
             raise KappaPlaceError(f"columns={part} has no column. Write meaning=column, as in path=file.")
         if meaning not in NAMES or (column and column not in header):
             raise KappaPlaceError(
-                f"columns={part} must name one of the meanings {', '.join(NAMES)} and a column of {file}, "
-                f"which has {', '.join(header)}."
+                f"columns={part} is not valid for {file}. Write MEANING=COLUMN, with one of the meanings "
+                f"{', '.join(NAMES)} and one of the columns {', '.join(header)}."
             )
         named[meaning] = column
     return named

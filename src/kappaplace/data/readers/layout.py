@@ -80,7 +80,7 @@ def select_file(root: Path, name: str, candidates: Iterable[Path], kind: str, op
     if len(files) != 1:
         names = ", ".join(f.name for f in files) or "none"
         raise KappaPlaceError(
-            f"{root} must contain exactly one {kind}, got {names}. Select it with {option}=…."
+            f"{root} must contain exactly one {kind}, got {names}. Pass its path with {option}=FILE."
         )
     return files[0]
 

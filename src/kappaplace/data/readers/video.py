@@ -154,7 +154,10 @@ def read(
     time = np.arange(float(count)) if path.by_frame else start + np.arange(count) / rate
     rows = sample_by_distance(path.at(time), every)
     if not len(rows):
-        raise KappaPlaceError(f"{file.name} has no frame within the trajectory. Set offset=… in seconds.")
+        raise KappaPlaceError(
+            f"{file.name} has no frame within the trajectory. Set offset=SECONDS, the time of the first "
+            "frame in the trajectory."
+        )
     out = frames_folder(Path(frames) if frames else root / "frames" / file.stem, file)
     return frames_table(_write_frames(file, rows, out), path, time, rows, file, radius)
 

@@ -123,7 +123,7 @@ def check_extra(kind: str, array: Column, manifest: Manifest) -> None:
         raise ValueError(f"it lists {len(array):,} references")
     ascending = not (np.diff(array) <= 0).any()
     if not (ascending and array[0] >= 0 and array[-1] < manifest.rows):
-        raise ValueError("it lists rows that the map does not have, or not in order")
+        raise ValueError("it lists rows that the map does not have, or its rows are not in ascending order")
 
 
 class Guard:

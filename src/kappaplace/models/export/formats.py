@@ -173,7 +173,9 @@ def write_onnx(graph: ExportGraph, example: Tensor, file: Path, *, dynamic_size:
     except OSError:
         raise
     except Exception as error:  # the exporter has one class per step
-        raise KappaPlaceError(f"Cannot write this model as ONNX ({reason(error)}). Use another.") from None
+        raise KappaPlaceError(
+            f"Cannot export this model to ONNX ({reason(error)}). Choose another model."
+        ) from None
 
 
 def halve_weights(file: Path) -> None:
