@@ -71,7 +71,7 @@ class Follower:
         self.store, self.step, self.rule = store, step, match_rule(own, stated_risk(own) if own else 0.1)
         points, self.radius = _coordinates(store)
         known = np.flatnonzero(np.isfinite(points).all(axis=1))
-        cells = np.floor(points[known] * (CELLS / self.radius)).astype(np.int64)
+        cells = np.floor(points[known] * (CELLS / self.radius))  # routes are too far apart for integers
         number = np.unique(cells, axis=0, return_inverse=True)[1].ravel()
         self.state = np.full(len(points), -1)
         self.state[known] = number
